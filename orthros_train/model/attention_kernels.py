@@ -1,0 +1,179 @@
+"""One attention, several kernels: softmax over the visible keys of each query (see `visibility.py` for which).
+
+* `eager`  a dense mask over all keys: the reference.
+* `sdpa`   blocks of queries against the span of keys that a block sees: O(M·(w+s)) time for a window, and no (M, S)
+           mask ever; one causal call where the mask is plain. Runs everywhere, with gradients.
+* `flex`   FlexAttention; on CPU without gradients only, since PyTorch has no backward for it there.
+* `flash`  flash-attn's varlen kernel: CUDA, half precision, no sinks (`flash_runs.py`).
+* `auto`   is sdpa: the others have not been measured on a GPU yet (docs/LOG.md), so they are chosen by name.
+
+Shapes: B batch, M queries, S keys, H query heads, G KV heads, d head size, c queries of a block.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from .flash_runs import flash, flash_obstacle
+from .visibility import Block, Visibility
+
+KERNEL_NAMES = ("eager", "sdpa", "flex", "flash")
+
+
+def choose_kernel(requested: str, device: torch.device, dtype: torch.dtype, gradients: bool, sinks: int) -> str:
+    """The kernel to use for "auto", or the requested one.
+
+    Raises:
+        ValueError: the requested kernel is unknown or cannot run here; the message says why and what can.
+    """
+    if requested == "auto":
+        return "sdpa"
+    if requested not in KERNEL_NAMES:
+        raise ValueError(f"attention_kernel={requested!r} is unknown; choose one of auto, {', '.join(KERNEL_NAMES)}")
+    obstacle = None
+    if requested == "flash":
+        obstacle = flash_obstacle(device, dtype, sinks)
+    elif requested == "flex" and device.type == "cpu" and gradients:
+        obstacle = "FlexAttention has no backward on CPU"
+    if obstacle is not None:
+        raise ValueError(f"attention_kernel={requested} cannot run: {obstacle}; use attention_kernel=sdpa or eager")
+    return requested
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility, kernel: str) -> Tensor:
+    """O[i] = softmax over visible j of Q[i]·K[j]/√d · V[j].
+
+    Args:
+        queries: (B, H, M, d).
+        keys: (B, G, S, d), H a multiple of G; query head h reads KV head h // (H/G).
+        values: (B, G, S, d).
+        visibility: which keys each query sees; every query sees at least one.
+        kernel: "eager", "sdpa", "flex" or "flash".
+
+    Returns:
+        (B, H, M, d) in the queries' dtype.
+    """
+    if queries.shape[2] == 0:
+        return queries
+    return _KERNELS[kernel](queries, keys, values, visibility)
+
+
+def eager(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility) -> Tensor:
+    """The equation as written, softmax in at least float32; O(M·S) memory."""
+    group = queries.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)  # (B, H, S, d)
+    scores = queries @ keys.mT * queries.shape[-1] ** -0.5  # (B, H, M, S)
+    visible = visibility.sees(slice(None), torch.arange(keys.shape[2], device=keys.device)[None])[:, None]
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(~visible, float("-inf"))
+    return wide.softmax(-1).to(values.dtype) @ values
+
+
+def sdpa(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility) -> Tensor:
+    """PyTorch's scaled_dot_product_attention: one causal call where the mask is plain, else block by block."""
+    if visibility.is_plain_causal(keys.shape[2]):
+        return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+    if torch.is_grad_enabled() and (queries.requires_grad or keys.requires_grad or values.requires_grad):
+        return _BlockwiseAttention.apply(queries, keys, values, visibility)
+    return _blockwise(queries, keys, values, visibility)
+
+
+def _blockwise(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility) -> Tensor:
+    out = torch.empty_like(queries)
+    for block in visibility.blocks(keys.shape[2]):
+        out[:, :, block.queries] = _attend_block(
+            queries[:, :, block.queries], _take(keys, block), _take(values, block), block.mask
+        )
+    return out
+
+
+def _attend_block(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)  # (B, H, c, d)
+
+
+class _BlockwiseAttention(torch.autograd.Function):
+    """Block by block in both directions; the backward recomputes a block and adds its gradients in place.
+
+    Autograd through slices of K would pad every block's gradient to full length: O(M²) again. Here memory is the
+    inputs, the output and one block.
+    """
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility) -> Tensor:
+        ctx.save_for_backward(queries, keys, values)
+        ctx.visibility = visibility  # type: ignore[attr-defined]
+        return _blockwise(queries, keys, values, visibility)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        queries, keys, values = ctx.saved_tensors  # type: ignore[attr-defined]
+        wide = torch.promote_types(keys.dtype, torch.float32)  # a key sums over several blocks
+        grad_queries = torch.empty_like(queries)
+        grad_keys, grad_values = torch.zeros_like(keys, dtype=wide), torch.zeros_like(values, dtype=wide)
+        for block in ctx.visibility.blocks(keys.shape[2]):  # type: ignore[attr-defined]
+            with torch.enable_grad():
+                q = queries[:, :, block.queries].detach().requires_grad_()
+                k, v = _take(keys, block).detach().requires_grad_(), _take(values, block).detach().requires_grad_()
+                out = _attend_block(q, k, v, block.mask)
+            grad_q, grad_k, grad_v = torch.autograd.grad(out, (q, k, v), grad_out[:, :, block.queries])
+            grad_queries[:, :, block.queries] = grad_q
+            _add(grad_keys, block, grad_k)
+            _add(grad_values, block, grad_v)
+        return grad_queries, grad_keys.to(keys.dtype), grad_values.to(values.dtype), None
+
+
+def _take(stored: Tensor, block: Block) -> Tensor:
+    """The block's keys or values: (B, G, S, d) -> (B, G, S_block, d)."""
+    parts = [
+        stored[:, :, part] if isinstance(part, slice) else stored.gather(2, _index(part, stored)) for part in block.keys
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def _add(total: Tensor, block: Block, gradient: Tensor) -> None:
+    """The transpose of `_take`: add (B, G, S_block, d) into `total` (B, G, S, d)."""
+    start = 0
+    for part in block.keys:
+        size = part.stop - part.start if isinstance(part, slice) else part.shape[1]
+        piece = gradient[:, :, start : start + size].to(total.dtype)
+        if isinstance(part, slice):
+            total[:, :, part] += piece
+        else:
+            total.scatter_add_(2, _index(part, piece), piece)
+        start += size
+
+
+def _index(indices: Tensor, stored: Tensor) -> Tensor:
+    """Indices (B, S) spread over the heads and channels of `stored` (B, G, …, d): (B, G, S, d)."""
+    return indices[:, None, :, None].expand(-1, stored.shape[1], -1, stored.shape[3])
+
+
+def flex(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility) -> Tensor:
+    """FlexAttention with the visibility rule as its mask; compiled on first use."""
+    B, _, M, _ = queries.shape
+    positions, first = visibility.positions.expand(B, M), visibility.first.expand(B, M)
+    window, sinks = visibility.window, visibility.sinks
+
+    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        p, start = positions[b, i], first[b, i]
+        visible = (start <= j) & (j <= p)
+        return visible if window is None else visible & ((j > p - window) | (j < start + sinks))
+
+    mask = create_block_mask(sees, B, None, M, keys.shape[2], device=queries.device)
+    return _compiled_flex()(queries, keys, values, block_mask=mask, enable_gqa=True)
+
+
+def _compiled_flex() -> Callable[..., Tensor]:
+    return torch.compile(flex_attention)
+
+
+_KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Visibility], Tensor]] = {
+    "eager": eager,
+    "sdpa": sdpa,
+    "flex": flex,
+    "flash": flash,
+}

@@ -1,0 +1,205 @@
+"""KVCache: every position of the base stream, in every layer, rows of different lengths side by side.
+
+* Left-aligned: row b occupies storage [0, lengths[b]); padding is never stored. What lies past a row's end is finite
+  and undefined, and no query sees it.
+* Preallocated and grown by half again, one layer at a time; a forward that fails leaves the lengths as they were.
+* A transformers `Cache`, so that `generate` can crop, reorder and repeat it.
+
+Shapes: B rows, T new columns, G KV heads, d head size, S longest length.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from .configuration_orthros import OrthrosConfig
+
+GRANULE = 64  # storage grows in multiples of this many positions
+
+
+class KVCacheLayer(CacheLayerMixin):
+    """One layer's storage: keys and values (B, G, capacity, d). Lengths are the cache's, one for all layers."""
+
+    keys: Tensor  # set once is_initialized
+    values: Tensor
+    is_sliding = False
+    is_croppable = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Start with empty storage of the shape, dtype and device of `key_states` (B, G, any, d)."""
+        self.keys, self.values = key_states[:, :, :0].clone(), value_states[:, :, :0].clone()
+        self.is_initialized = True
+
+    def grow(self, capacity: int) -> None:
+        """Make room for `capacity` positions; what is stored stays."""
+        for name in ("keys", "values"):
+            old = getattr(self, name)
+            new = old.new_zeros(*old.shape[:2], capacity, old.shape[3])
+            new[:, :, : old.shape[2]] = old
+            setattr(self, name, new)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Not used: positions are known to the cache, which writes all rows."""
+        raise NotImplementedError("write through KVCache.update, which knows the rows' lengths")
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Key length and offset of a mask over stored and new keys."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Allocated positions; what is in use is KVCache.lengths."""
+        return self.keys.shape[2] if self.is_initialized else 0
+
+    def get_max_length(self) -> int:
+        """-1: grows without bound."""
+        return -1
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Keep or repeat the rows (B',) of the batch."""
+        if self.is_initialized:
+            self.keys, self.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
+
+
+class KVCache(Cache):
+    """The base stream's keys and values of all layers.
+
+    Args:
+        config: the model's; gives the number of layers.
+        capacity: positions to allocate at the first write, where known.
+        dtype: storage dtype; None: that of the keys. Reads return the keys' dtype.
+
+    Attributes:
+        lengths: (B,) int64, tokens stored in each row; None before the first write.
+        uniform_length: the length of every row where they are known to be equal, else None.
+    """
+
+    def __init__(self, config: OrthrosConfig, capacity: int = 0, dtype: torch.dtype | None = None) -> None:
+        self.layers: list[KVCacheLayer]  # type: ignore[assignment]
+        super().__init__(layers=[KVCacheLayer() for _ in range(config.num_hidden_layers)])
+        self.dtype = dtype
+        self.reset(capacity)
+
+    def reset(self, capacity: int = 0) -> None:
+        """Forget everything and free the storage."""
+        for layer in self.layers:
+            layer.__init__()  # type: ignore[misc]
+        self.lengths: Tensor | None = None
+        self.uniform_length: int | None = 0
+        self._capacity = capacity
+        self._columns = 0
+        self._longest = 0
+        self._pending: tuple[int, int, Tensor | None] | None = None  # columns, longest length after, counts
+        self._slots: tuple[Tensor, Tensor, Tensor] | None = None  # rows, columns, storage indices of a ragged write
+
+    def begin(self, batch_size: int, columns: int, counts: Tensor | None, device: torch.device) -> None:
+        """Announce a call that writes `columns` tokens a row, or the first `counts` (B,) of them."""
+        if self.lengths is None:
+            self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        if self.lengths.shape[0] != batch_size:
+            raise ValueError(f"the cache holds {self.lengths.shape[0]} rows but the input has {batch_size}")
+        self._slots = None
+        if counts is None and self.uniform_length is not None:
+            longest = self.uniform_length + columns
+        elif counts is None:
+            longest = self._longest + columns
+        else:
+            longest = max(int((self.lengths + counts).max()), self._longest)
+        self._pending = (columns, longest, counts)
+        if counts is not None or self.uniform_length is None:
+            grid = torch.arange(columns, device=device).expand(batch_size, columns)
+            real = torch.ones_like(grid, dtype=torch.bool) if counts is None else grid < counts[:, None]
+            rows, source = real.nonzero(as_tuple=True)
+            self._slots = (rows, source, self.lengths[rows] + source)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write one layer's new keys and values (B, G, T, d); return all of them (B, G, S, d).
+
+        Raises:
+            RuntimeError: gradients are on; the cache is storage, not part of a graph.
+        """
+        if self._pending is None:
+            raise RuntimeError("a KVCache is written by the model's forward, between begin and commit")
+        if torch.is_grad_enabled() and key_states.requires_grad:
+            raise RuntimeError("a KVCache takes no gradients; run under torch.no_grad() or pass use_cache=False")
+        layer = self.layers[layer_idx]
+        columns, longest, _ = self._pending
+        if not layer.is_initialized:
+            layer.lazy_initialization(
+                key_states.to(self.dtype or key_states.dtype), value_states.to(self.dtype or value_states.dtype)
+            )
+        if layer.keys.shape[2] < longest:
+            wanted = max(longest, self._capacity, layer.keys.shape[2] * 3 // 2)
+            layer.grow(-(-wanted // GRANULE) * GRANULE)
+        for stored, new in ((layer.keys, key_states), (layer.values, value_states)):
+            if self._slots is None:
+                stored[:, :, longest - columns : longest] = new
+            else:
+                rows, source, target = self._slots
+                stored[rows, :, target] = new[rows, :, source].to(stored.dtype)
+        return layer.keys[:, :, :longest].to(key_states.dtype), layer.values[:, :, :longest].to(value_states.dtype)
+
+    def commit(self) -> None:
+        """Count the tokens of the announced call as stored."""
+        assert self._pending is not None
+        assert self.lengths is not None
+        columns, longest, counts = self._pending
+        self.lengths = self.lengths + (columns if counts is None else counts)
+        self.uniform_length = longest if counts is None and self.uniform_length is not None else None
+        self._columns, self._longest, self._pending = self._columns + columns, longest, None
+
+    def keys(self, layer: int) -> Tensor:
+        """Stored keys of a layer, (B, G, longest length, d); past lengths[b] row b is undefined."""
+        return self.layers[layer].keys[:, :, : self._longest]
+
+    def values(self, layer: int) -> Tensor:
+        """Stored values of a layer, (B, G, longest length, d); past lengths[b] row b is undefined."""
+        return self.layers[layer].values[:, :, : self._longest]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Input columns consumed, padding included, as `generate` counts them."""
+        return self._columns
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Key length and offset of a mask over consumed and new columns."""
+        return self._columns + query_length, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Drop the last -`tokens_to_remove` tokens of every row (a negative number or 0, as in transformers)."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes minus the number of tokens to remove, not {tokens_to_remove}")
+        if tokens_to_remove == 0 or self.lengths is None:
+            return
+        self.lengths = (self.lengths + tokens_to_remove).clamp(min=0)
+        self._columns = max(self._columns + tokens_to_remove, 0)
+        self._longest = max(self._longest + tokens_to_remove, 0)
+        if self.uniform_length is not None:
+            self.uniform_length = self._longest
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows `indices`, in that order; a row may be kept several times."""
+        if self.lengths is None:
+            return
+        rows = indices.to(self.lengths.device)
+        rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
+        self.lengths = self.lengths.index_select(0, rows)
+        for layer in self.layers:
+            layer.select_rows(rows)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row b becomes what row beam_idx[b] was."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row `repeats` times in a row, for several samples of one prompt."""
+        if self.lengths is not None:
+            rows = torch.arange(self.lengths.shape[0], device=self.lengths.device)
+            self.batch_select_indices(rows.repeat_interleave(repeats))
+
+    @property
+    def batch_size(self) -> int:
+        """Rows, or -1 before the first write."""
+        return -1 if self.lengths is None else self.lengths.shape[0]

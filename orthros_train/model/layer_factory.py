@@ -1,0 +1,74 @@
+"""Where layers come from: the seam at which tensor parallelism replaces plain PyTorch.
+
+The layers never ask how they are laid over ranks. They take their projections, norms and vectors from a LayerFactory;
+this one builds plain modules, the parallel one overrides its methods and keeps every layer's code as it is.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .configuration_orthros import OrthrosConfig
+
+IGNORE_INDEX = -100
+
+
+class RMSNorm(nn.Module):
+    """norm(x) = x / sqrt(mean(x²) + eps) ⊙ weight over the last dim, computed in at least float32 (Llama's order)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` (..., width) -> same shape and dtype."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        return self.weight * F.rms_norm(wide, (x.shape[-1],), eps=self.eps).to(x.dtype)
+
+
+class LayerFactory:
+    """Plain PyTorch layers of one model configuration."""
+
+    def __init__(self, config: OrthrosConfig) -> None:
+        self.config = config
+
+    def column(self, in_features: int, out_features: int, bias: bool = False) -> nn.Module:
+        """A linear whose outputs tensor parallelism would split: (…, in) -> (…, out)."""
+        return nn.Linear(in_features, out_features, bias=bias)
+
+    def row(self, in_features: int, out_features: int, bias: bool = False) -> nn.Module:
+        """A linear whose inputs tensor parallelism would split: (…, in) -> (…, out)."""
+        return nn.Linear(in_features, out_features, bias=bias)
+
+    def embedding(self, vocab_size: int, width: int) -> nn.Module:
+        """Token ids (B, T) -> vectors (B, T, width)."""
+        return nn.Embedding(vocab_size, width)
+
+    def head(self, width: int, vocab_size: int) -> nn.Module:
+        """Vectors (…, width) -> logits (…, vocab_size)."""
+        return nn.Linear(width, vocab_size, bias=False)
+
+    def norm(self, width: int, on: str) -> nn.Module:
+        """RMSNorm over `width` channels of "tokens" (D) or of "heads" (d)."""
+        if on not in ("tokens", "heads"):
+            raise ValueError(f"a norm works on tokens or on heads, not on {on!r}")
+        return RMSNorm(width, self.config.rms_norm_eps)
+
+    def head_vector(self, heads: int, head_dim: int, value: float) -> nn.Parameter:
+        """A vector (heads·head_dim,) that starts at `value`; tensor parallelism would split it by heads."""
+        return nn.Parameter(torch.full((heads * head_dim,), value))
+
+    def local_heads(self, heads: int) -> int:
+        """How many of `heads` this rank computes."""
+        return heads
+
+    def split_streams(self, tokens: Tensor, base_tokens: int) -> tuple[Tensor, Tensor]:
+        """[X;Y] (B, T+M, …) -> X (B, T, …) and Y (B, M, …), where T is `base_tokens`."""
+        return tokens[:, :base_tokens], tokens[:, base_tokens:]
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Loss of each token, in at least float32: logits (B, M, vocab), labels (B, M) -> (B, M); 0 where ignored."""
+        wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+        losses = F.cross_entropy(wide, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
+        return losses.view_as(labels)

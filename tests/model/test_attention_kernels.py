@@ -1,0 +1,242 @@
+"""Every kernel against a softmax written as Python loops: outputs and gradients (window, sinks, segments, GQA)."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.attention.flex_attention import flex_attention
+
+from orthros_train.model import attention_kernels
+from orthros_train.model.attention_kernels import attend, choose_kernel
+from orthros_train.model.flash_runs import attend_runs, flash_obstacle
+from orthros_train.model.visibility import Visibility
+from tests.model.tiny import assert_close
+
+
+def brute_force(queries, keys, values, positions, first, window, sinks):
+    """One query, one head and one key at a time."""
+    B, H, M, d = queries.shape
+    group = H // keys.shape[1]
+    rows = []
+    for b in range(B):
+        heads = []
+        for h in range(H):
+            outputs = []
+            for i in range(M):
+                p, start = int(positions[b, i]), int(first[b, i])
+                seen = [j for j in range(start, p + 1) if window is None or j > p - window or j < start + sinks]
+                scores = torch.stack([queries[b, h, i] @ keys[b, h // group, j] for j in seen]) / math.sqrt(d)
+                weights = torch.exp(scores) / torch.exp(scores).sum()
+                outputs.append(sum(weight * values[b, h // group, j] for weight, j in zip(weights, seen, strict=True)))
+            heads.append(torch.stack(outputs))
+        rows.append(torch.stack(heads))
+    return torch.stack(rows)
+
+
+def random_inputs(B, M, S, seed, H=4, G=2, d=4):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(B, heads, length, d, dtype=torch.float64, generator=generator).requires_grad_()
+        for heads, length in ((H, M), (G, S), (G, S))
+    ]
+
+
+def reference_flash(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window_size):
+    """What flash_attn_varlen_func documents: causal aligned bottom-right, window (left, right) inclusive."""
+    assert causal
+    outputs = []
+    for run in range(len(cu_seqlens_q) - 1):
+        rows = q[cu_seqlens_q[run] : cu_seqlens_q[run + 1]]  # (m, H, d)
+        span = slice(int(cu_seqlens_k[run]), int(cu_seqlens_k[run + 1]))
+        group = q.shape[1] // k.shape[1]
+        keys, values = k[span].repeat_interleave(group, 1), v[span].repeat_interleave(group, 1)
+        assert len(rows) <= max_seqlen_q
+        assert len(keys) <= max_seqlen_k
+        place = torch.arange(len(rows))[:, None] + len(keys) - len(rows)
+        visible = torch.arange(len(keys))[None] <= place
+        if window_size[0] >= 0:
+            visible &= torch.arange(len(keys))[None] >= place - window_size[0]
+        scores = torch.einsum("mhd,nhd->hmn", rows, keys) / math.sqrt(q.shape[2])
+        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+        outputs.append(torch.einsum("hmn,nhd->mhd", weights, values))
+    return torch.cat(outputs)
+
+
+def check(kernel, visibility, positions, first, S, seed):
+    B, M = positions.shape
+    inputs = random_inputs(B, M, S, seed)
+    expected = brute_force(*inputs, positions, first, visibility.window, visibility.sinks)
+    weight = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
+    wanted = torch.autograd.grad((expected * weight).sum(), inputs)
+    actual = (
+        attend_runs(*inputs, visibility, reference_flash) if kernel == "flash" else attend(*inputs, visibility, kernel)
+    )
+    assert_close(actual.detach(), expected.detach())
+    for gradient, reference in zip(torch.autograd.grad((actual * weight).sum(), inputs), wanted, strict=True):
+        assert_close(gradient, reference)
+
+
+KERNELS = ("eager", "sdpa", "flash")
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Several blocks even at lengths that brute force can afford."""
+    monkeypatch.setattr("orthros_train.model.visibility.MIN_BLOCK", 2)
+    monkeypatch.setattr("orthros_train.model.visibility.MAX_BLOCK", 4)
+
+
+WINDOWS_AND_SINKS = [(None, 0), *((window, sinks) for window in (1, 2, 3, 7, 8, 15) for sinks in (0, 1, 4, 20))]
+
+
+def kernels_and(masks):
+    """Every kernel with every mask that it can do: flash has no sinks."""
+    return [(kernel, *mask) for kernel in KERNELS for mask in masks if kernel != "flash" or mask[1] == 0]
+
+
+@pytest.mark.parametrize(("kernel", "window", "sinks"), kernels_and(WINDOWS_AND_SINKS))
+@pytest.mark.parametrize("length", [7, 8, 15])
+def test_contiguous_queries_equal_brute_force(kernel, window, sinks, length):
+    """T = w, w+1, 2w+1 at w = 7, and windows of 1, 2, w, w+1, T, none; sinks longer than the row."""
+    positions = torch.arange(length)[None]
+    first = torch.zeros_like(positions)
+    visibility = Visibility(positions, first, window, sinks, contiguous_from=0)
+    check(kernel, visibility, positions.expand(2, -1), first.expand(2, -1), length, seed=length)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "window", "sinks"), kernels_and([(3, 0), (3, 1), (3, 5), (1, 0), (20, 0), (None, 0)])
+)
+@pytest.mark.parametrize(("past", "count"), [(0, 1), (11, 1), (11, 6), (2, 9)])
+def test_queries_after_a_cache_equal_brute_force(kernel, window, sinks, past, count):
+    """Queries that are fewer than keys: the causal diagonal ends bottom-right."""
+    positions = torch.arange(past, past + count)[None]
+    visibility = Visibility(positions, torch.zeros_like(positions), window, sinks, contiguous_from=past)
+    B = 2
+    check(
+        kernel, visibility, positions.expand(B, -1), torch.zeros(B, count, dtype=torch.int64), past + count, seed=past
+    )
+
+
+@st.composite
+def scattered(draw):
+    """Rows of different lengths, several segments, any increasing positions in them."""
+    B, S = draw(st.integers(1, 3)), draw(st.integers(1, 14))
+    M = draw(st.integers(1, S))
+    positions, first = [], []
+    for _ in range(B):
+        starts = [0, *sorted(draw(st.sets(st.integers(1, S), max_size=3)))]
+        chosen = sorted(draw(st.sets(st.integers(0, S - 1), min_size=M, max_size=M)))
+        if draw(st.booleans()):  # a tail of repeats, as padding columns have
+            chosen = [min(p, chosen[M // 2]) for p in chosen]
+        positions.append(chosen)
+        first.append([max(start for start in starts if start <= p) for p in chosen])
+    window = draw(st.one_of(st.none(), st.integers(1, 6)))
+    sinks = draw(st.integers(0, 4)) if window is not None else 0
+    return torch.tensor(positions), torch.tensor(first), window, sinks, S
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@settings(max_examples=60, deadline=None)
+@given(case=scattered(), seed=st.integers(0, 99))
+def test_scattered_queries_equal_brute_force(kernel, case, seed):
+    positions, first, window, sinks, S = case
+    if kernel == "flash":
+        sinks = 0
+    check(kernel, Visibility(positions, first, window, sinks), positions, first, S, seed)
+
+
+@pytest.mark.parametrize(("window", "sinks"), [(3, 0), (3, 2), (None, 0)])
+def test_rows_far_apart_gather_their_own_spans(window, sinks):
+    """A row of 3 keys beside one of 40: each row's span is its own, not the union."""
+    positions = torch.tensor([[1, 2], [38, 39]])
+    visibility = Visibility(positions, torch.zeros_like(positions), window, sinks)
+    if window is not None:
+        (block,) = visibility.blocks(40)
+        assert sum(part.shape[1] for part in block.keys) <= window + 1 + sinks
+    check("sdpa", visibility, positions, torch.zeros_like(positions), 40, seed=3)
+
+
+@pytest.mark.parametrize("sinks", [0, 3])
+@pytest.mark.parametrize("window", [4, 9])
+def test_a_block_touches_its_window_and_sinks_only(window, sinks, monkeypatch):
+    monkeypatch.setattr("orthros_train.model.visibility.MAX_BLOCK", 16)
+    positions = torch.arange(1000)[None]
+    visibility = Visibility(positions, torch.zeros_like(positions), window, sinks, contiguous_from=0)
+    touched = sum(part.stop - part.start for block in visibility.blocks(1000) for part in block.keys)
+    blocks = -(-1000 // window)
+    assert touched <= 1000 + blocks * (window - 1 + sinks)
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_a_segment_never_reads_another(kernel):
+    """Exactly: infinite keys of segment 1 do not reach segment 2, nor the other way round."""
+    first = torch.tensor([[0, 0, 0, 3, 3, 3, 3]])
+    visibility = Visibility(torch.arange(7)[None], first, 2, 2)
+    queries, keys, values = (part.detach() for part in random_inputs(1, 7, 7, seed=5))
+    before = attend(queries, keys, values, visibility, kernel)
+    values[:, :, :3] = 1e30
+    after = attend(queries, keys, values, visibility, kernel)
+    assert torch.equal(before[:, :, 3:], after[:, :, 3:])
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(("window", "sinks"), [(3, 0), (3, 2), (None, 0)])
+def test_flex_equals_eager(window, sinks, monkeypatch):
+    """The mask of FlexAttention, uncompiled: compiling is the library's business and takes a minute on CPU."""
+    monkeypatch.setattr(attention_kernels, "_compiled_flex", lambda: flex_attention)
+    positions = torch.stack((torch.arange(20), torch.arange(2, 22)))
+    first = torch.tensor([0, 7])[:, None].expand(2, 20).clamp(max=positions)
+    queries, keys, values = (part.detach() for part in random_inputs(2, 20, 24, seed=6, d=16))
+    visibility = Visibility(positions, first, window, sinks)
+    with torch.no_grad():
+        expected = attend(queries, keys, values, visibility, "eager")
+        assert_close(attend(queries, keys, values, visibility, "flex"), expected)
+
+
+@pytest.mark.evidence
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kernel", ["sdpa", "flex", "flash"])
+def test_gpu_kernels_equal_eager_with_gradients(kernel):
+    try:
+        choose_kernel(kernel, torch.device("cuda"), torch.bfloat16, True, 0)
+    except ValueError as error:
+        pytest.skip(str(error))
+    positions = torch.arange(700, device="cuda")[None].expand(2, -1)
+    first = torch.where(positions >= 300, 300, 0)
+    visibility = Visibility(positions, first, 64, 0)
+    generator = torch.Generator("cuda").manual_seed(0)
+    inputs = [torch.randn(2, heads, 700, 64, device="cuda", generator=generator) for heads in (4, 2, 2)]
+    exact = [part.clone().requires_grad_() for part in inputs]
+    half = [part.bfloat16().requires_grad_() for part in inputs]
+    expected, actual = attend(*exact, visibility, "eager"), attend(*half, visibility, kernel)
+    assert_close(actual.float(), expected, 2e-2)
+    weight = torch.randn(expected.shape, device="cuda", generator=generator)
+    wanted = torch.autograd.grad((expected * weight).sum(), exact)
+    for gradient, reference in zip(torch.autograd.grad((actual.float() * weight).sum(), half), wanted, strict=True):
+        assert_close(gradient.float(), reference, 3e-2)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "gradients", "sinks", "reason"),
+    [
+        ("flash", False, 0, "CUDA"),
+        ("flex", True, 0, "no backward on CPU"),
+        ("magic", False, 0, "unknown"),
+    ],
+)
+def test_a_kernel_that_cannot_run_says_why(kernel, gradients, sinks, reason):
+    with pytest.raises(ValueError, match=reason):
+        choose_kernel(kernel, torch.device("cpu"), torch.float32, gradients, sinks)
+
+
+def test_flash_names_each_obstacle(monkeypatch):
+    cuda = torch.device("cuda")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "not installed" in flash_obstacle(cuda, torch.bfloat16, 0)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert "bfloat16" in flash_obstacle(cuda, torch.float32, 0)
+    assert "sinks" in flash_obstacle(cuda, torch.bfloat16, 2)
+    assert flash_obstacle(cuda, torch.bfloat16, 0) is None

@@ -1,0 +1,180 @@
+"""Prefill and decoding against the full forward (invariants 3 and 12), and what `generate` does to a cache."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orthros_train.model import KVCache
+from tests.model.tiny import assert_close, tiny_model, token_ids
+
+ARMS = [
+    {"architecture": "orthros", "base_sinks": 0},
+    {"architecture": "orthros", "base_sinks": 1},
+    {"architecture": "orthros", "base_sinks": 4},
+    {"architecture": "orthros", "qk_norm": True, "attention_bias": True, "tie_word_embeddings": True},
+    {"architecture": "transformer", "base_sinks": 1},
+    {"architecture": "transformer", "base_window": None},
+]
+arms = pytest.mark.parametrize("arm", ARMS, ids=lambda arm: "-".join(str(value) for value in arm.values()))
+
+
+@torch.no_grad()
+def check_decoding(model, lengths, steps, chunk_size, bound=1e-9):
+    """Ragged prefill, then decoding with given tokens; every logit against the full forward of the row alone."""
+    B, T = len(lengths), max(lengths)
+    prompts, continuation = token_ids(B, T), token_ids(B, steps, seed=1)
+    full = [
+        model(torch.cat((prompts[b, :length], continuation[b]))[None]).logits[0] for b, length in enumerate(lengths)
+    ]
+    uniform = len(set(lengths)) == 1
+    logits, cache = model.prefill(prompts, None if uniform else torch.tensor(lengths), chunk_size)
+    for step in range(steps + 1):
+        assert cache.lengths.tolist() == [length + step for length in lengths]
+        for layer in range(model.config.num_hidden_layers):
+            assert cache.keys(layer).shape[2] == cache.values(layer).shape[2] == T + step
+        for b, length in enumerate(lengths):
+            assert_close(logits[b], full[b][length - 1 + step], bound)
+        if step < steps:
+            logits = model.decode(continuation[:, step], cache)
+    return cache
+
+
+@arms
+@pytest.mark.parametrize("chunk_size", [None, 1, 3, 5, 64])
+@pytest.mark.parametrize("lengths", [[1], [4], [5], [6], [17], [17, 17], [1, 6, 17]])
+def test_prefill_and_decode_equal_the_full_forward(arm, chunk_size, lengths):
+    """Lengths 1, w-1, w, w+1, 3w+2 and ragged batches at w = 5, decoded past the window."""
+    check_decoding(tiny_model(**arm), lengths, steps=7, chunk_size=chunk_size)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    window=st.integers(1, 12),
+    sinks=st.integers(0, 5),
+    chunk_size=st.one_of(st.none(), st.integers(1, 41)),
+    steps=st.integers(0, 5),
+)
+def test_any_ragged_batch_decodes_like_its_rows(lengths, window, sinks, chunk_size, steps):
+    check_decoding(tiny_model(base_window=window, base_sinks=sinks), lengths, steps, chunk_size)
+
+
+@pytest.mark.parametrize("rope_type", ["linear", "yarn", "llama3"])
+def test_decoding_with_scaled_rope(rope_type):
+    rope = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+    if rope_type == "llama3":
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    if rope_type == "linear":
+        del rope["original_max_position_embeddings"]
+    check_decoding(tiny_model(rope_parameters=rope), [3, 30], steps=4, chunk_size=7)
+
+
+def test_single_precision_stays_within_its_bound():
+    check_decoding(tiny_model(torch.float32, initializer_range=0.05), [1, 6, 40], steps=8, chunk_size=7, bound=1e-5)
+
+
+@torch.no_grad()
+def test_history_is_kept_whole_in_every_layer():
+    """What was written stays, bit for bit, long past the window."""
+    model = tiny_model(base_window=3)
+    _, cache = model.prefill(token_ids(2, 11))
+    before = [cache.keys(layer).clone() for layer in range(3)]
+    for step in range(90):  # across several growths of the storage
+        model.decode(token_ids(2, 1, seed=step)[:, 0], cache)
+    for layer in range(3):
+        assert torch.equal(cache.keys(layer)[:, :, :11], before[layer])
+        assert cache.keys(layer).shape == (2, 2, 101, 8)
+
+
+@torch.no_grad()
+def test_several_tokens_after_a_cache_equal_the_full_forward():
+    """A continuation scored in one call on a reused context."""
+    model = tiny_model()
+    ids = token_ids(2, 30)
+    full = model(ids).logits
+    _, cache = model.prefill(ids[:, :12])
+    some = model(ids[:, 12:], cache=cache, output_positions=torch.tensor([[0, 5, 17], [2, 3, 4]])).logits
+    assert_close(some[0], full[0, [12, 17, 29]])
+    assert_close(some[1], full[1, [14, 15, 16]])
+    assert cache.get_seq_length() == 30
+
+
+@torch.no_grad()
+def test_a_cache_can_be_cropped_and_continued():
+    model = tiny_model()
+    ids = token_ids(2, 20)
+    _, cache = model.prefill(ids)
+    cache.crop(-8)
+    assert (cache.lengths.tolist(), cache.get_seq_length(), cache.keys(0).shape[2]) == ([12, 12], 12, 12)
+    assert_close(model(ids[:, 12:], cache=cache).logits, model(ids).logits[:, 12:])
+    _, ragged = model.prefill(ids, torch.tensor([20, 7]))
+    ragged.crop(-3)
+    logits = model.decode(ids[:, 0], ragged)
+    for row, length in ((0, 17), (1, 4)):
+        alone = torch.cat((ids[row, :length], ids[row, :1]))[None]
+        assert_close(logits[row], model(alone).logits[0, -1])
+    with pytest.raises(ValueError, match="minus"):
+        ragged.crop(3)
+
+
+@torch.no_grad()
+def test_rows_can_be_reordered_and_repeated():
+    model = tiny_model()
+    ids, lengths = token_ids(3, 9), torch.tensor([9, 2, 5])
+    _, cache = model.prefill(ids, lengths)
+    cache.reorder_cache(torch.tensor([2, 2, 0]))
+    cache.batch_repeat_interleave(2)
+    assert cache.lengths.tolist() == [5, 5, 5, 5, 9, 9]
+    assert cache.batch_size == 6
+    logits = model.decode(token_ids(6, 1)[:, 0], cache)
+    for row, source in enumerate([2, 2, 2, 2, 0, 0]):
+        alone = torch.cat((ids[source, : lengths[source]], token_ids(6, 1)[row]))[None]
+        assert_close(logits[row], model(alone).logits[0, -1])
+
+
+@torch.no_grad()
+def test_a_failed_forward_leaves_the_cache_as_it_was():
+    model = tiny_model()
+    ids = token_ids(2, 9)
+    _, cache = model.prefill(ids[:, :6])
+    broken = model.model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.decode(ids[:, 6], cache)
+    broken.remove()
+    assert_close(model.decode(ids[:, 6], cache), model(ids[:, :7]).logits[:, -1])
+
+
+@torch.no_grad()
+def test_storage_dtype_is_an_option():
+    model = tiny_model(torch.float32)
+    cache = KVCache(model.config, dtype=torch.bfloat16)
+    ids = token_ids(1, 9)
+    logits = model(ids, cache=cache).logits
+    assert cache.keys(0).dtype == torch.bfloat16
+    assert logits.dtype == torch.float32
+    assert not torch.equal(logits, model(ids).logits)
+
+
+@torch.no_grad()
+def test_growing_reallocates_rarely():
+    model = tiny_model()
+    _, cache = model.prefill(token_ids(1, 3))
+    storages = {cache.layers[0].keys.data_ptr()}
+    for step in range(200):
+        model.decode(token_ids(1, 1, seed=step)[:, 0], cache)
+        storages.add(cache.layers[0].keys.data_ptr())
+    assert len(storages) <= 5
+
+
+def test_writes_outside_a_forward_and_wrong_rows_are_refused():
+    model = tiny_model()
+    _, cache = model.prefill(token_ids(2, 3))
+    with pytest.raises(RuntimeError, match="between begin and commit"):
+        cache.update(torch.zeros(2, 2, 1, 8), torch.zeros(2, 2, 1, 8), 0)
+    with pytest.raises(ValueError, match="2 rows but the input has 3"), torch.no_grad():
+        model(token_ids(3, 1), cache=cache)
+    with pytest.raises(ValueError, match="at least one"):
+        model.prefill(token_ids(2, 3), torch.tensor([0, 3]))
+    with pytest.raises(ValueError, match="chunk_size=0"):
+        model.prefill(token_ids(2, 3), chunk_size=0)
