@@ -20,7 +20,7 @@ from .configuration_orthros import OrthrosConfig
 from .kv_cache import KVCache
 from .layer_factory import LayerFactory
 from .rope import rotate
-from .stream_plan import QueryPlan, StreamPlan, take_tokens
+from .stream_plan import QueryPlan, StreamPlan
 
 
 class QueryAffine(nn.Module):
@@ -47,7 +47,7 @@ class TwoStreamAttention(nn.Module):
         self.layer_index = layer_index
         self.is_last = layer_index == config.num_hidden_layers - 1
         self.two_streams = config.architecture == "orthros"
-        self.split_streams = factory.split_streams
+        self.streams = factory.streams
         self.query_heads, self.kv_heads, self.head_dim = factory.local_heads(H), factory.local_heads(G), d
         self.q_proj = factory.column(D, H * d, bias=config.attention_bias)
         self.k_proj = factory.column(D, G * d, bias=config.attention_bias)
@@ -63,12 +63,12 @@ class TwoStreamAttention(nn.Module):
         """The tokens of [X;Y] that this layer hands on: all of them, or in the last layer those that give logits."""
         if not self.is_last:
             return tokens
-        base, output = self.split_streams(tokens, plan.base_tokens)
-        return output if self.two_streams else take_tokens(base, plan.output_columns)
+        base, output = self.streams.split(tokens, plan.base_tokens)
+        return output if self.two_streams else self.streams.pick(base, plan.output_columns)
 
     def forward(self, normed: Tensor, plan: StreamPlan, cache: KVCache | None) -> Tensor:
         """`normed` = norm([X;Y]) (B, T+M, D) -> [O_x;O_y] W_O (B, N, D) for the N queried tokens."""
-        base, _ = self.split_streams(normed, plan.base_tokens)
+        base, _ = self.streams.split(normed, plan.base_tokens)
         keys = rotate(self.k_norm(self._heads(self.k_proj(base), self.kv_heads)), *plan.base.rope)  # (B, T, G, d)
         values = self._heads(self.v_proj(base), self.kv_heads)  # (B, T, G, d)
         keys, values = keys.transpose(1, 2), values.transpose(1, 2)  # (B, G, T, d)
@@ -78,16 +78,16 @@ class TwoStreamAttention(nn.Module):
         tokens = self.queried_tokens(normed, plan)
         queries = self.q_norm(self._heads(self.q_proj(tokens), self.query_heads))  # (B, N, H, d)
         if self.is_last:
-            parts = [self._attend(self.output_query(queries), keys, values, plan.output, plan.kernel)]
-        elif self.two_streams:
-            x, y = queries[:, : plan.base_tokens], queries[:, plan.base_tokens :]
-            parts = [
+            attended = self._attend(self.output_query(queries), keys, values, plan.output, plan.kernel)
+        elif not self.two_streams:
+            attended = self._attend(self.base_query(queries), keys, values, plan.base, plan.kernel)
+        else:
+            x, y = self.streams.split_projected(queries, plan.base_tokens)  # (B, T, H, d), (B, M, H, d)
+            attended = self.streams.join_projected(
                 self._attend(self.base_query(x), keys, values, plan.base, plan.kernel),
                 self._attend(self.output_query(y), keys, values, plan.output, plan.kernel),
-            ]
-        else:
-            parts = [self._attend(self.base_query(queries), keys, values, plan.base, plan.kernel)]
-        return self.o_proj(torch.cat(parts, dim=1))  # (B, N, H·d) -> (B, N, D)
+            )
+        return self.o_proj(attended)  # (B, N, H·d) -> (B, N, D)
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, plan: QueryPlan, kernel: str) -> Tensor:
         """Queries (B, N, H, d) over keys, values (B, G, S, d) -> (B, N, H·d)."""

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .configuration_orthros import OrthrosConfig
+from .stream_layout import StreamLayout
 
 IGNORE_INDEX = -100
 
@@ -23,8 +24,12 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` (..., width) -> same shape and dtype."""
+        return self.normalize(x, self.weight)
+
+    def normalize(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The norm with the given weight (width,)."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return self.weight * F.rms_norm(wide, (x.shape[-1],), eps=self.eps).to(x.dtype)
+        return weight * F.rms_norm(wide, (x.shape[-1],), eps=self.eps).to(x.dtype)
 
 
 class LayerFactory:
@@ -32,6 +37,7 @@ class LayerFactory:
 
     def __init__(self, config: OrthrosConfig) -> None:
         self.config = config
+        self.streams = StreamLayout()
 
     def column(self, in_features: int, out_features: int, bias: bool = False) -> nn.Module:
         """A linear whose outputs tensor parallelism would split: (…, in) -> (…, out)."""
@@ -63,9 +69,13 @@ class LayerFactory:
         """How many of `heads` this rank computes."""
         return heads
 
-    def split_streams(self, tokens: Tensor, base_tokens: int) -> tuple[Tensor, Tensor]:
-        """[X;Y] (B, T+M, …) -> X (B, T, …) and Y (B, M, …), where T is `base_tokens`."""
-        return tokens[:, :base_tokens], tokens[:, base_tokens:]
+    def full_shape(self, parameter: Tensor) -> tuple[int, ...]:
+        """The shape of the whole parameter of which this rank holds `parameter`."""
+        return tuple(parameter.shape)
+
+    def shard(self, parameter: Tensor, whole: Tensor) -> Tensor:
+        """This rank's part, shaped as `parameter`, of the whole tensor of shape `full_shape(parameter)`."""
+        return whole
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Loss of each token, in at least float32: logits (B, M, vocab), labels (B, M) -> (B, M); 0 where ignored."""

@@ -32,7 +32,8 @@ from .layer_factory import IGNORE_INDEX, LayerFactory, RMSNorm
 from .layers import OrthrosLayer
 from .rope import RotaryEmbedding
 from .row_alignment import RowAlignment, check_output_positions, shift_labels_for
-from .stream_plan import OutputColumns, plan_streams, take_tokens
+from .stream_layout import OutputColumns, take_tokens
+from .stream_plan import plan_streams
 
 
 @dataclass
@@ -74,6 +75,7 @@ class OrthrosModel(OrthrosPreTrainedModel):
     def __init__(self, config: OrthrosConfig, factory: LayerFactory | None = None) -> None:
         super().__init__(config)
         factory = factory or LayerFactory(config)
+        self.streams = factory.streams
         self.embed_tokens = factory.embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(OrthrosLayer(config, index, factory) for index in range(config.num_hidden_layers))
         self.norm = factory.norm(config.hidden_size, on="tokens")
@@ -119,9 +121,8 @@ class OrthrosModel(OrthrosPreTrainedModel):
             position_ids=position_ids,
             cache=cache,
         )
-        residual = base
-        if self.config.architecture == "orthros":
-            residual = torch.cat((base, take_tokens(base, output_columns)), dim=1)  # [X;Y] (B, T+M, D)
+        two_streams = self.config.architecture == "orthros"
+        residual = self.streams.join(base, take_tokens(base, output_columns) if two_streams else None)  # [X;Y]
         for layer in self.layers:
             residual = layer(residual, plan, cache=cache)
         if cache is not None:
@@ -164,8 +165,8 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
             if parameter.dim() > 1:
                 digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
                 generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-                values = torch.randn(parameter.shape, generator=generator) * self.config.initializer_range
-                parameter.copy_(values)
+                whole = torch.randn(self.factory.full_shape(parameter), generator=generator)
+                parameter.copy_(self.factory.shard(parameter, whole * self.config.initializer_range))
             else:
                 parameter.fill_(0.0 if name.endswith((".bias", ".shift")) else 1.0)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .layer_factory import IGNORE_INDEX
-from .stream_plan import OutputColumns, take_tokens
+from .stream_layout import OutputColumns, take_tokens
 
 
 def check_output_positions(positions: Tensor, columns: int) -> None:

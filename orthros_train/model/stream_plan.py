@@ -15,10 +15,8 @@ from torch import Tensor
 from .configuration_orthros import OrthrosConfig
 from .kv_cache import KVCache
 from .rope import RotaryEmbedding
+from .stream_layout import OutputColumns, take_tokens
 from .visibility import Visibility
-
-# Which columns get an output token: all of them, the last n, or the given ones (B, M) with -1 for an unused slot.
-OutputColumns = None | int | Tensor
 
 
 @dataclass(frozen=True)
@@ -38,16 +36,6 @@ class StreamPlan:
     base: QueryPlan
     output: QueryPlan
     kernel: str
-
-
-def take_tokens(tokens: Tensor, columns: OutputColumns) -> Tensor:
-    """The tokens (B, T, …) at the output columns: (B, M, …). An unused slot takes column 0."""
-    if columns is None:
-        return tokens
-    if isinstance(columns, int):
-        return tokens[:, tokens.shape[1] - columns :]
-    rows = torch.arange(tokens.shape[0], device=tokens.device)[:, None]
-    return tokens[rows, columns.clamp(min=0)]
 
 
 def segment_starts(document_ids: Tensor) -> Tensor:

@@ -1,0 +1,138 @@
+"""`python -m orthros_train CONFIG.yaml [key=value …]`: train, or look at a run before it starts.
+
+Nothing heavy is imported until the configuration has been checked, so `--help` and a typo are answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from .config import Config, load_config
+from .errors import InputError, run_command
+
+EXAMPLES = """\
+examples:
+  python -m orthros_train configs/demo.yaml
+  python -m orthros_train configs/orthros_130m.yaml --dry-run --world-size 8
+  python -m orthros_train configs/orthros_130m.yaml train.steps=2000 optimizer.learning_rate=1e-3
+  torchrun --nproc-per-node 2 -m orthros_train configs/demo.yaml output_dir=outputs/two_ranks
+
+The same command runs under torchrun, srun, mpirun and deepspeed. Started again with the same output_dir, a run
+resumes from its newest valid checkpoint.
+
+exit codes:
+  0   done
+  1   the run failed: status.json in output_dir says why
+  2   bad input: one line on stderr says what, where, and the remedy
+  75  stopped by a signal, the wall-clock limit or a stop_requested file, with a checkpoint saved: start it again
+"""
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """argparse whose errors are InputErrors: one line, like every other bad input."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}; see python -m orthros_train --help")
+
+
+def build_parser() -> ArgumentParser:
+    """The command line; separate so that it can be tested without running anything."""
+    parser = ArgumentParser(
+        prog="python -m orthros_train",
+        description="Train an Orthros model, or its transformer counterpart, as a YAML file says.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("config", metavar="CONFIG.yaml", help="the run's configuration; recipes are in configs/")
+    parser.add_argument(
+        "overrides",
+        metavar="key=value",
+        nargs="*",
+        help="replaces an option of the file, e.g. train.steps=100, model.base_window=null, data.train[0].weight=2",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the resolved configuration, parameters, tokens a step, FLOPs a token and memory a rank; "
+        "start nothing, write nothing",
+    )
+    parser.add_argument(
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="number of ranks that a dry run plans for (default: WORLD_SIZE of the environment, or 1)",
+    )
+    # The deepspeed launcher adds this to every command; LOCAL_RANK of the environment says the same.
+    parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: the process's) and return the exit code. Raises InputError."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    options = build_parser().parse_intermixed_args(arguments)
+    if options.world_size is not None and not options.dry_run:
+        raise InputError("--world-size belongs to --dry-run; the launcher decides how many ranks a run has")
+    config = load_config(options.config, options.overrides)
+    if options.dry_run:
+        return _dry_run(config, options.world_size)
+    from .training.loop import train  # noqa: PLC0415  imports torch and DeepSpeed
+
+    return train(config, ["python", "-m", "orthros_train", *arguments])
+
+
+def _dry_run(config: Config, world_size: int | None) -> int:
+    from .dry_run import print_dry_run  # noqa: PLC0415  imports torch and rich
+
+    if world_size is None:
+        world_size = _environment_int("WORLD_SIZE", 1)
+    if world_size < 1:
+        raise InputError(f"--world-size is {world_size}: it must be at least 1")
+    if _rank() == 0:
+        print_dry_run(config, world_size)
+    return 0
+
+
+def _rank() -> int:
+    """This process's rank as its launcher (torchrun and deepspeed, srun, OpenMPI, MPICH) says, 0 without one."""
+    for variable in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        if variable in os.environ:
+            return _environment_int(variable, 0)
+    return 0
+
+
+def _environment_int(variable: str, default: int) -> int:
+    text = os.environ.get(variable, str(default))
+    if not text.isdecimal():
+        raise InputError(f"the environment variable {variable} is '{text}': it must be a whole number")
+    return int(text)
+
+
+def run() -> int:
+    """`main` as one rank of a run: bad input that every rank sees is reported by the first one alone."""
+    try:
+        return main()
+    except InputError as error:
+        if _rank() == 0:
+            raise
+        if _seen_by_all(error):
+            return 2
+        raise InputError(f"rank {_rank()}: {error}") from error
+
+
+def _seen_by_all(error: InputError) -> bool:
+    """Whether rank 0 (or this machine's first rank) reports the same."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None:  # training has begun; ranks that have joined agree on bad input, see training/ranks.py
+        return bool(distributed.is_initialized())
+    on_this_disk_only = isinstance(error.__cause__, OSError)
+    return not on_this_disk_only or os.environ.get("LOCAL_RANK", "0") != "0"
+
+
+if __name__ == "__main__":
+    run_command(run)

@@ -1,0 +1,156 @@
+"""The dry run and the recipes under configs/."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from orthros_train.config import Config, load_config, orthros_config
+from orthros_train.dry_run import describe_arm, other_arm, print_dry_run
+from orthros_train.errors import InputError
+from orthros_train.model import OrthrosForCausalLM
+from orthros_train.model.flops import forward_flops, palm_flops_per_token
+
+RECIPES = Path(__file__).parent.parent / "configs"
+PARAMETERS: dict[
+    str, tuple[int | None, str | None]
+] = {  # exact (None: free to change), and what the recipe's head says
+    "demo": (None, None),
+    "orthros_130m": (134_141_184, "134M"),
+    "transformer_130m": (134_105_856, "134M"),
+    "orthros_340m": (341_195_776, "341M"),
+    "transformer_340m": (341_099_520, "341M"),
+    "orthros_1.3b": (1_298_954_240, "1.30B"),
+    "transformer_1.3b": (1_298_761_728, "1.30B"),
+    "llama3.1_8b_conversion": (8_030_777_344, "8.03B"),
+    "sft": (134_141_184, None),
+}
+SHORT = ("train.steps=40", "schedule.warmup_steps=0")
+
+
+def printed(config: Config, world_size: int = 1) -> str:
+    console = Console(file=io.StringIO(), width=140)
+    print_dry_run(config, world_size, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def row(text: str, name: str) -> list[str]:
+    """The cells after `name` in its table row."""
+    line = next(line for line in text.splitlines() if re.match(rf"│ {re.escape(name)} +│", line))
+    return [cell.strip() for cell in line.strip("│").split("│")][1:]
+
+
+def test_every_recipe_is_listed() -> None:
+    assert {path.stem for path in RECIPES.glob("*.yaml")} == set(PARAMETERS)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_recipe_loads_and_dry_runs(name: str) -> None:
+    path = RECIPES / f"{name}.yaml"
+    parameters, claim = PARAMETERS[name]
+    text = printed(load_config(path), world_size=2)
+    if parameters is not None:
+        assert row(text, "total")[0] == f"{parameters:,}"
+    assert row(text, "ranks") == ["2"]
+    assert path.read_text().startswith("# "), "a recipe says at its top what it is"
+    if claim is not None:
+        assert f"{claim} parameters" in path.read_text()
+    assert max(map(len, path.read_text().splitlines())) <= 120
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_printed_parameters_are_the_models(name: str) -> None:
+    config = load_config(RECIPES / f"{name}.yaml")
+    with torch.device("meta"):
+        model = OrthrosForCausalLM(orthros_config(config, config.model.vocab_size or 259))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert row(printed(config), "total")[0] == f"{parameters:,}"
+
+
+@pytest.mark.parametrize("size", ["130m", "340m", "1.3b"])
+def test_arms_of_a_recipe_differ_in_the_architecture_alone(size: str) -> None:
+    orthros, transformer = (load_config(RECIPES / f"{arm}_{size}.yaml") for arm in ("orthros", "transformer"))
+    orthros.output_dir = transformer.output_dir
+    orthros.model.architecture, orthros.model.base_window = "transformer", None
+    assert orthros == transformer
+
+
+def test_1_3b_has_the_stated_shape() -> None:
+    model = load_config(RECIPES / "orthros_1.3b.yaml").model
+    shape = (model.num_hidden_layers, model.hidden_size, model.intermediate_size, model.vocab_size)
+    assert shape == (24, 2048, 5632, 32000)
+
+
+def test_conversion_recipe_is_llama_3_1_with_a_sink() -> None:
+    model = load_config(RECIPES / "llama3.1_8b_conversion.yaml").model
+    assert model.rope_scaling is not None
+    assert model.rope_scaling.keys_given() == {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    assert (model.base_sinks, model.num_key_value_heads, model.rope_theta) == (1, 8, 500000.0)
+
+
+def test_figures_of_the_demo() -> None:
+    config = load_config(RECIPES / "demo.yaml", ["train.global_batch_size=64", "train.micro_batch_size=8", *SHORT])
+    text = printed(config, world_size=2)
+    model = orthros_config(config, 259)
+    other = other_arm(model)
+    length = config.train.sequence_length
+    assert row(text, "forwards a rank and step (gradient accumulation)") == ["4"]
+    assert row(text, "tokens a step") == [f"{64 * length:,}"]
+    assert row(text, "tokens of the run") == [f"{64 * 40 * length:,}"]
+    here, there = forward_flops(model, [length]).total / length, forward_flops(other, [length]).total / length
+    assert row(text, "forward, both streams") == [f"{here / 1e6:.4g} M", f"{there / 1e6:.4g} M", f"{here / there:.2f}"]
+    assert row(text, "training (3 x forward)")[0] == f"{3 * here / 1e6:.4g} M"
+    assert row(text, "training, PaLM's convention")[0] == f"{palm_flops_per_token(model, length) / 1e6:.4g} M"
+    assert "output_dir: outputs/demo" in text
+    assert "nothing was started or written" in text
+
+
+def test_dry_run_starts_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(RECIPES / "demo.yaml")
+    monkeypatch.chdir(tmp_path)
+    printed(config)
+    assert list(tmp_path.iterdir()) == []
+    assert not torch.distributed.is_initialized()
+
+
+def test_other_arm_and_its_name() -> None:
+    conversion = orthros_config(load_config(RECIPES / "llama3.1_8b_conversion.yaml"), 128256)
+    transformer = other_arm(conversion)
+    assert describe_arm(conversion) == "orthros, w=512, 1 sink"
+    assert describe_arm(transformer) == "transformer, full attention"
+    assert (transformer.query_affine, transformer.rope_parameters) == ("none", conversion.rope_parameters)
+    assert describe_arm(other_arm(transformer)) == "orthros, base sees everything"
+    windowed = orthros_config(load_config(RECIPES / "transformer_130m.yaml", ["model.base_window=64"]), 32000)
+    assert describe_arm(other_arm(windowed)) == "orthros, w=64"
+    assert other_arm(windowed).query_affine == "elementwise"
+
+
+def test_notes() -> None:
+    assert "an answer is predicted" in printed(load_config(RECIPES / "sft.yaml"))
+    assert "has no window, its costliest form" in printed(load_config(RECIPES / "transformer_130m.yaml"))
+    assert "note:" not in printed(load_config(RECIPES / "demo.yaml"))
+
+
+def test_batch_that_does_not_divide_over_the_ranks_is_refused() -> None:
+    with pytest.raises(InputError, match="change one of the three"):
+        printed(load_config(RECIPES / "demo.yaml"), world_size=3)
+
+
+def test_vocabulary_must_come_from_somewhere() -> None:
+    without = load_config(RECIPES / "orthros_130m.yaml", ["model.vocab_size=null"])
+    with pytest.raises(InputError, match=r"data/tokenizer\.model"):
+        printed(without)
+    with pytest.raises(InputError, match="less than the tokenizer's 259 ids"):
+        printed(load_config(RECIPES / "demo.yaml", ["model.vocab_size=256"]))
