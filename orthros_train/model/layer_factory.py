@@ -4,6 +4,8 @@ The layers never ask how they are laid over ranks. They take their projections, 
 this one builds plain modules, the parallel one overrides its methods and keeps every layer's code as it is.
 """
 
+import hashlib
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -55,6 +57,10 @@ class LayerFactory:
         """Vectors (…, width) -> logits (…, vocab_size)."""
         return nn.Linear(width, vocab_size, bias=False)
 
+    def tied_logits(self, x: Tensor, embedding: Tensor) -> Tensor:
+        """Vectors (…, width) -> logits (…, vocab_size) by the embedding's weight, for a pipeline stage without head."""
+        return F.linear(x, embedding)
+
     def norm(self, width: int, on: str) -> nn.Module:
         """RMSNorm over `width` channels of "tokens" (D) or of "heads" (d)."""
         if on not in ("tokens", "heads"):
@@ -76,6 +82,19 @@ class LayerFactory:
     def shard(self, parameter: Tensor, whole: Tensor) -> Tensor:
         """This rank's part, shaped as `parameter`, of the whole tensor of shape `full_shape(parameter)`."""
         return whole
+
+    def reset_parameter(self, name: str, parameter: Tensor, seed: int) -> None:
+        """Draw one parameter in place from a generator seeded by (seed, its name in OrthrosForCausalLM).
+
+        Matrices are normal with `initializer_range`, norms and gains 1, biases and shifts 0.
+        """
+        if parameter.dim() == 1:
+            parameter.fill_(0.0 if name.endswith((".bias", ".shift")) else 1.0)
+            return
+        digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        whole = torch.randn(self.full_shape(parameter), generator=generator)
+        parameter.copy_(self.shard(parameter, whole * self.config.initializer_range))
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Loss of each token, in at least float32: logits (B, M, vocab), labels (B, M) -> (B, M); 0 where ignored."""

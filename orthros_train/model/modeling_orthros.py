@@ -12,7 +12,6 @@ They differ in where the output tokens stand and in whether a cache goes before 
 Shapes: B batch, T base tokens, M output tokens, D width.
 """
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,8 +112,11 @@ class OrthrosModel(OrthrosPreTrainedModel):
         plan = plan_streams(
             self.config,
             self.rotary_emb,
-            base,
             self._kernel(base),
+            batch_size=base.shape[0],
+            base_tokens=base.shape[1],
+            dtype=base.dtype,
+            device=base.device,
             output_columns=output_columns,
             counts=counts,
             document_ids=document_ids,
@@ -162,13 +164,7 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
         parameter's name and shape share its values, whatever else they contain: both arms start from the same weights.
         """
         for name, parameter in self.named_parameters():
-            if parameter.dim() > 1:
-                digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-                generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-                whole = torch.randn(self.factory.full_shape(parameter), generator=generator)
-                parameter.copy_(self.factory.shard(parameter, whole * self.config.initializer_range))
-            else:
-                parameter.fill_(0.0 if name.endswith((".bias", ".shift")) else 1.0)
+            self.factory.reset_parameter(name, parameter, seed)
 
     def forward(
         self,

@@ -49,29 +49,33 @@ def segment_starts(document_ids: Tensor) -> Tensor:
 def plan_streams(
     config: OrthrosConfig,
     rope: RotaryEmbedding,
-    tokens: Tensor,
     kernel: str,
+    batch_size: int,
+    base_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
     output_columns: OutputColumns = None,
     counts: Tensor | None = None,
     document_ids: Tensor | None = None,
     position_ids: Tensor | None = None,
     cache: KVCache | None = None,
 ) -> StreamPlan:
-    """Lay out a call whose base tokens are `tokens` (B, T, D), left-aligned.
+    """Lay out a call of `batch_size` B left-aligned rows with `base_tokens` T columns.
 
     Args:
         config: architecture, window and sinks.
         rope: the model's.
-        tokens: embedded base tokens; gives B, T, dtype and device.
         kernel: attention kernel of the call.
+        dtype: the residual's, of the rotations.
+        device: where the plan's tensors live.
         output_columns: which columns get an output token.
         counts: (B,) real tokens of each row; None: all T.
         document_ids: (B, T) segments; only without a cache.
         position_ids: (B, T) RoPE positions instead of those counted within the segment.
         cache: holds what came before; None: nothing.
     """
-    B, T = tokens.shape[:2]
-    positions, columns, past = _storage_positions(B, T, tokens.device, counts, cache)
+    B, T = batch_size, base_tokens
+    positions, columns, past = _storage_positions(B, T, device, counts, cache)
     first, contiguous = torch.zeros_like(positions), past
     if document_ids is not None:
         first = segment_starts(document_ids).gather(1, columns.expand(B, T))  # (B, T)
@@ -89,9 +93,9 @@ def plan_streams(
     return StreamPlan(
         base_tokens=T,
         output_columns=output_columns,
-        base=QueryPlan(rope(angles, tokens.dtype), Visibility(positions, first, window, sinks, contiguous)),
+        base=QueryPlan(rope(angles, dtype), Visibility(positions, first, window, sinks, contiguous)),
         output=QueryPlan(
-            rope(output_angles, tokens.dtype),
+            rope(output_angles, dtype),
             Visibility(output_positions, output_first, output_window, sinks, output_from),
         ),
         kernel=kernel,

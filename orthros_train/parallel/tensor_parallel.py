@@ -32,9 +32,9 @@ class ColumnLinear(mcore.ColumnParallelLinear):
 
     get_extra_state = nn.Module.get_extra_state  # megatron's placeholder breaks Universal Checkpoint
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The output alone; megatron's own returns the bias beside it."""
-        out, _ = super().forward(x)
+    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
+        """The output alone, by the given weight if there is none of its own; megatron's also returns the bias."""
+        out, _ = super().forward(x, weight)
         return out.transpose(0, 1) if self.sequence_parallel else out
 
 
@@ -86,6 +86,7 @@ class TensorParallelFactory(LayerFactory):
                     "set parallel.tensor to a common divisor of heads, KV heads and intermediate_size"
                 )
         self.mesh = mesh
+        self._tied_head: ColumnLinear | None = None
         self.padded_vocab = -(-config.vocab_size // mesh.tensor_size) * mesh.tensor_size
         self.megatron = ModelParallelConfig(
             tensor_model_parallel_size=mesh.tensor_size,
@@ -117,6 +118,14 @@ class TensorParallelFactory(LayerFactory):
         """Logits of this rank's part of the padded vocabulary."""
         head = ColumnLinear(width, self.padded_vocab, bias=False, gather_output=False, **self._common())
         return self._split_vocabulary(head)
+
+    def tied_logits(self, x: Tensor, embedding: Tensor) -> Tensor:
+        """Logits of this rank's part of the padded vocabulary, by its rows of the embedding."""
+        if self._tied_head is None:
+            self._tied_head = ColumnLinear(
+                embedding.shape[1], self.padded_vocab, bias=False, skip_weight_param_allocation=True, **self._common()
+            )
+        return self._tied_head(x, embedding)
 
     def norm(self, width: int, on: str) -> nn.Module:
         """A norm on heads always works on split activations, one on tokens under sequence parallelism."""
