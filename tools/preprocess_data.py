@@ -1,0 +1,83 @@
+"""Turn raw text into a corpus that training reads: PREFIX.bin, PREFIX.idx and PREFIX.manifest.json.
+
+Every document is encoded and followed by the end-of-document token. The output does not depend on --workers, and an
+interrupted run leaves nothing that looks complete.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from types import FrameType
+
+from orthros_train.data.command_line import (
+    CommandParser,
+    add_input_arguments,
+    available_cpus,
+    input_sources,
+    positive_int,
+    tokenizer_section,
+)
+from orthros_train.data.preprocessing import preprocess
+from orthros_train.errors import run_command
+
+EXAMPLES = """\
+  python tools/preprocess_data.py --input books/ --tokenizer byte --output-prefix data/books
+  python tools/preprocess_data.py --input web-*.jsonl.zst --text-key content --tokenizer models/llama \\
+      --output-prefix data/web --workers 16
+  python tools/preprocess_data.py --input stories.txt --document-separator '<|endoftext|>' \\
+      --tokenizer tokenizers/stories.model --output-prefix data/stories
+  python tools/preprocess_data.py --dataset Salesforce/wikitext --dataset-config wikitext-103-raw-v1 \\
+      --tokenizer tokenizers/bpe --output-prefix data/wikitext"""
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(__doc__ or "", EXAMPLES)
+    add_input_arguments(parser)
+    parser.add_argument(
+        "--tokenizer", required=True, metavar="NAME", help="byte, a SentencePiece .model file, or a Hugging Face folder"
+    )
+    parser.add_argument(
+        "--tokenizer-type",
+        choices=["byte", "sentencepiece", "huggingface"],
+        help="default: told from --tokenizer (byte; *.model is sentencepiece; else huggingface)",
+    )
+    parser.add_argument("--output-prefix", required=True, metavar="PREFIX", help="of the three files; folders are made")
+    parser.add_argument(
+        "--workers", type=positive_int, default=available_cpus(), metavar="N", help="processes (default: one a CPU)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a corpus that is there")
+    return parser
+
+
+def main() -> int:
+    arguments = _parser().parse_args()
+    start = time.monotonic()
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        manifest = preprocess(
+            input_sources(arguments),
+            tokenizer_section(arguments.tokenizer, arguments.tokenizer_type),
+            arguments.output_prefix,
+            workers=arguments.workers,
+            text_key=arguments.text_key,
+            overwrite=arguments.overwrite,
+        )
+    except KeyboardInterrupt:
+        print("interrupted: nothing was written", file=sys.stderr)
+        return 130
+    seconds = time.monotonic() - start
+    print(
+        f"wrote {arguments.output_prefix}: {manifest.documents:,} documents ({manifest.blank_documents_dropped:,} blank"
+        f" ones dropped), {manifest.tokens:,} tokens of {manifest.text_bytes:,} bytes of text, {seconds:.1f} s"
+    )
+    return 0
+
+
+def _interrupt(signal_number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    run_command(main)
