@@ -1,0 +1,66 @@
+# From an empty machine `make demo` and `make test` each do all their own set-up. A second call
+# installs nothing; a changed requirements file installs again.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+RUNTIME := $(VENV)/.runtime-installed
+DEVELOPMENT := $(VENV)/.development-installed
+SOURCES := orthros_train evaluation tools benchmarks tests
+TYPED := orthros_train evaluation tools benchmarks
+
+# Ranks, test workers and data workers share the cores: one thread each unless the caller says otherwise.
+export OMP_NUM_THREADS ?= 1
+# Passed on to the command: make demo DEMO="--seeds 42,43,44", make test PYTEST="tests/model -x"
+DEMO ?=
+PYTEST ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint evidence bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo      real text, both arms trained small, evaluated, reported (outputs/demo/report.html)'
+	@echo 'make test      ruff, mypy and the test suite'
+	@echo 'make lint      ruff and mypy alone'
+	@echo 'make bench     the benchmarks; results under outputs/benchmarks'
+	@echo 'make evidence  long tests and benchmarks; results with command and commit under docs/evidence'
+	@echo 'make clean     remove caches and outputs/demo (other outputs are left alone)'
+
+demo: $(RUNTIME)
+	$(RUN) tools/demo.py $(DEMO)
+
+test: lint
+	$(RUN) -m pytest -m 'not evidence' $(PYTEST)
+
+lint: $(DEVELOPMENT)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy $(TYPED)
+
+bench: $(RUNTIME)
+	$(RUN) benchmarks/base_stream_memory.py --output outputs/benchmarks/base_stream_memory.json
+
+evidence: $(DEVELOPMENT)
+	$(RUN) benchmarks/record_evidence.py tests -- $(RUN) -m pytest -m evidence -v $(PYTEST)
+	$(RUN) benchmarks/record_evidence.py base_stream_memory -- \
+	  $(RUN) benchmarks/base_stream_memory.py --output docs/evidence/base_stream_memory.json
+
+clean:
+	rm -rf outputs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUN):
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "error: Python 3.11 or newer is needed; name one with make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): requirements.txt pyproject.toml | $(RUN)
+	@echo 'Installing the requirements; the first time takes some minutes.'
+	$(RUN) -m pip install --quiet --requirement requirements.txt
+	$(RUN) -m pip install --quiet --no-deps --editable .
+	@touch $@
+
+$(DEVELOPMENT): requirements-dev.txt $(RUNTIME)
+	$(RUN) -m pip install --quiet --requirement requirements-dev.txt
+	@touch $@

@@ -1,0 +1,134 @@
+"""Times of several models, measured in turn, so that a slow moment of the machine hits all of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from orthros_train.model import OrthrosForCausalLM
+
+
+def measure_prefill(
+    models: Mapping[str, OrthrosForCausalLM], lengths: Sequence[int], repeats: int = 3, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Seconds of one prompt's prefill (batch 1, random ids, logits of the last token) at each length.
+
+    Returns one record a length and model: median and all times, in the present number of threads, and the exact FLOPs.
+    """
+    from orthros_train.model.flops import prefill_flops  # noqa: PLC0415
+
+    records = []
+    for length in lengths:
+        ids = _random_ids(next(iter(models.values())), length, seed)
+        calls = {name: _prefill_call(model, ids) for name, model in models.items()}
+        for name, seconds in _interleaved(calls, repeats).items():
+            records.append(
+                {
+                    "arm": name,
+                    "length": length,
+                    "seconds": statistics.median(seconds),
+                    "all_seconds": seconds,
+                    "flops": prefill_flops(models[name].config, length).total,
+                }
+            )
+    return records
+
+
+def measure_decode(
+    models: Mapping[str, OrthrosForCausalLM], contexts: Sequence[int], steps: int = 32, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Seconds of one decoding step (batch 1) after each context length: the median of `steps` steps, arms in turn."""
+    from orthros_train.model.flops import decode_flops  # noqa: PLC0415
+
+    records = []
+    for context in contexts:
+        ids = _random_ids(next(iter(models.values())), context, seed)
+        calls = {name: _decode_call(model, ids) for name, model in models.items()}
+        for name, seconds in _interleaved(calls, steps).items():
+            records.append(
+                {
+                    "arm": name,
+                    "context": context,
+                    "seconds": statistics.median(seconds),
+                    "flops": decode_flops(models[name].config, context).total,
+                }
+            )
+    return records
+
+
+def measure_training(
+    models: Mapping[str, OrthrosForCausalLM], rows: int, length: int, repeats: int = 5, seed: int = 0
+) -> list[dict[str, Any]]:
+    """Seconds of forward and backward of `rows` rows of `length` random ids; the models are left unchanged.
+
+    Optimizer, communication and data are not part of it.
+    """
+    from orthros_train.model.flops import training_flops  # noqa: PLC0415
+
+    ids = _random_ids(next(iter(models.values())), rows * length, seed).view(rows, length)
+    calls = {name: _training_call(model, ids) for name, model in models.items()}
+    records = []
+    for name, seconds in _interleaved(calls, repeats).items():
+        flops = rows * training_flops(models[name].config, [length]).total
+        records.append({"arm": name, "seconds": statistics.median(seconds), "flops": flops})
+        models[name].zero_grad(set_to_none=True)
+    return records
+
+
+def _random_ids(model: OrthrosForCausalLM, length: int, seed: int) -> torch.Tensor:
+    import torch  # noqa: PLC0415
+
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(model.config.vocab_size, (1, length), generator=generator).to(model.device)
+
+
+def _prefill_call(model: OrthrosForCausalLM, ids: torch.Tensor) -> Callable[[], None]:
+    return lambda: _finish(model.prefill(ids)[0])
+
+
+def _decode_call(model: OrthrosForCausalLM, ids: torch.Tensor) -> Callable[[], None]:
+    import torch  # noqa: PLC0415
+
+    with torch.no_grad():
+        cache = model.prefill(ids)[1]
+    return lambda: _finish(model.decode(ids[:, -1], cache))
+
+
+def _training_call(model: OrthrosForCausalLM, ids: torch.Tensor) -> Callable[[], None]:
+    import torch  # noqa: PLC0415
+
+    def call() -> None:
+        with torch.enable_grad():
+            output = model(ids, labels=ids, use_cache=False)
+            output.loss.backward()
+        _finish(output.logits)
+
+    return call
+
+
+def _finish(logits: torch.Tensor) -> None:
+    """Wait for the device: CUDA calls return before the work is done."""
+    import torch  # noqa: PLC0415
+
+    if logits.is_cuda:
+        torch.cuda.synchronize(logits.device)
+
+
+def _interleaved(calls: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each call, `repeats` times in turn, after one warm-up call each."""
+    import torch  # noqa: PLC0415
+
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    with torch.no_grad():
+        for repeat in range(repeats + 1):
+            for name, call in calls.items():
+                start = time.perf_counter()
+                call()
+                if repeat:
+                    seconds[name].append(time.perf_counter() - start)
+    return seconds

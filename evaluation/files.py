@@ -1,0 +1,27 @@
+"""Output files of the evaluation commands: the place is checked before the work, the file is complete or absent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orthros_train.data.storage import write_text_atomically
+from orthros_train.errors import InputError
+
+
+def prepare_output(path: Path) -> None:
+    """Make the folder of an output file; raises InputError before any work is done if `path` cannot become a file."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; give the name of a file to write")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {path.parent}: {error.strerror or error}") from error
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write `text` to `path`, folders included; raises InputError when the place cannot be written."""
+    prepare_output(path)
+    try:
+        write_text_atomically(path, text)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error

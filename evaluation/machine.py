@@ -1,0 +1,33 @@
+"""What a measurement ran on, to be written beside its figures."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from orthros_train.training.run_folder import git_commit, installed_versions
+
+
+def describe_machine() -> dict[str, Any]:
+    """Processor, usable cores, memory and the versions that matter."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": psutil.virtual_memory().total / 2**30,
+        "system": f"{platform.system()} {platform.machine()}",
+        "versions": {"Python": platform.python_version(), **installed_versions()},
+        "commit": git_commit(),
+    }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,1 @@
+"""Training: the engine, its schedule, checkpoints, metrics and the loop that `python -m orthros_train` runs."""

@@ -1,0 +1,225 @@
+"""The training loop: what `python -m orthros_train` runs on every rank.
+
+A step: take the batch; agree on the number of labels and on stopping, in one exchange; forward, backward and update, or
+skip together; record; validate, save and report where due. All decisions are made by all ranks from the same numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from orthros_train.config import Config
+from orthros_train.errors import InputError
+from orthros_train.training.batches import BatchLoader
+from orthros_train.training.engine import StepResult
+from orthros_train.training.failures import TrainingFailureError
+from orthros_train.training.metrics import Record, finite_or_none
+from orthros_train.training.ranks import Ranks, start_ranks
+from orthros_train.training.run import Run, prepare_run
+from orthros_train.training.run_folder import FolderBusyError, RunFolder, now
+from orthros_train.training.schedule import learning_rate
+from orthros_train.training.step_record import StepRecorder
+from orthros_train.training.stopping import StopRequests, describe
+from orthros_train.training.validation import validate
+
+EXIT_DONE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_STOPPED = 0, 1, 2, 75
+SKIPPED = StepResult(loss=float("nan"), grad_norm=float("nan"), applied=False)
+
+
+def train(config: Config, command: Sequence[str]) -> int:
+    """Train as `config` says, on from the newest valid checkpoint of its output_dir; every rank calls this.
+
+    Args:
+        command: the command line, for the receipt.
+
+    Returns:
+        0 when train.steps are done, 75 when stopped with a checkpoint saved, 1 when the run cannot go on.
+
+    Raises:
+        InputError: bad input, on all ranks.
+    """
+    if config.task == "sft":
+        raise InputError("SFT training is not available yet; set task: pretrain")
+    stop = StopRequests(time.monotonic(), config.train.wall_clock_limit_seconds)
+    with stop.handling_signals():
+        ranks = start_ranks(config.parallel.timeout_seconds)
+        folder = RunFolder(config)
+        ranks.on_main(folder.inspect)
+        attempt = Attempt(ranks, folder)
+        try:
+            return _run_attempt(config, command, attempt, stop)
+        except TrainingFailureError as failure:
+            attempt.fail(EXIT_FAILED, str(failure))
+            if ranks.is_main:
+                print(f"error: {failure}", file=sys.stderr)
+            return EXIT_FAILED
+        except FolderBusyError:
+            raise  # the folder belongs to the other process
+        except InputError as error:
+            attempt.fail(EXIT_BAD_INPUT, str(error))
+            raise
+        except BaseException as error:
+            attempt.fail(EXIT_FAILED, f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            folder.release()
+
+
+@dataclass
+class Attempt:
+    """How an attempt ends in status.json and receipt.json. A folder that is not the run's own is never written to."""
+
+    ranks: Ranks
+    folder: RunFolder
+    run: Run | None = None
+
+    def end(self, state: str, exit_code: int, reason: str | None = None) -> int:
+        """Record the end and return the exit code."""
+        if self.ranks.is_main:
+            last = (self.folder.read_status() or {}).get("step", 0)
+            step = last if self.run is None else self.run.progress.step
+            self.folder.write_status(state, step, exit_code, reason)
+            self.folder.close_receipt(end=now(), last_step=step, exit_code=exit_code)
+        return exit_code
+
+    def fail(self, exit_code: int, reason: str) -> None:
+        """Record a failure where there is a folder to record it in."""
+        if self.run is not None:
+            self.run.close()
+        if self.folder.is_ours:
+            self.end("failed", exit_code, reason)
+
+
+def _run_attempt(config: Config, command: Sequence[str], attempt: Attempt, stop: StopRequests) -> int:
+    _set_determinism(config)
+    run = prepare_run(config, command, attempt.ranks, stop, attempt.folder)
+    attempt.run = run
+    reason = _train_steps(run)
+    run.save()
+    if reason is not None and run.ranks.is_main:
+        stop.consume()
+    run.close()
+    if reason is not None:
+        run.report.say(f"stopped after step {run.progress.step}: {reason}")
+        return attempt.end("stopped", EXIT_STOPPED, reason)
+    run.report.say(f"done: {run.progress.step} steps in {config.output_dir}")
+    return attempt.end("done", EXIT_DONE)
+
+
+def _set_determinism(config: Config) -> None:
+    """On CUDA: only kernels that repeat bitwise. The CPU's are so anyway."""
+    if config.train.deterministic and torch.cuda.is_available():
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+
+
+def _train_steps(run: Run) -> str | None:
+    """Train until train.steps are done (None) or the ranks agree to stop (the reason)."""
+    config, ranks = run.config, run.ranks
+    reason = _finish_validation(run)
+    recorder = StepRecorder(run)
+    loader = BatchLoader(run.train_data, config, ranks.rank, ranks.world_size, first_step=run.progress.step)
+    try:
+        while reason is None and run.progress.step < config.train.steps:
+            reason = _one_step(run, loader, recorder)
+    finally:
+        loader.close()
+    return reason
+
+
+def _one_step(run: Run, loader: BatchLoader, recorder: StepRecorder) -> str | None:
+    """One step and whatever is due after it; a reason to stop, if there is one."""
+    config, ranks = run.config, run.ranks
+    started = time.perf_counter()
+    batch, waited = loader.take(give_up=lambda: run.stop.code() != 0)
+    header = ranks.gather([0 if batch is None else batch.valid_labels, run.stop.code()])
+    reason = describe(header[:, 1].tolist())
+    if reason is not None:
+        return reason
+    assert batch is not None, "only a rank with a reason to stop gives up waiting"
+    labels = int(header[:, 0].sum())
+    step = run.progress.step + 1
+    rate = learning_rate(config.schedule, config.optimizer.learning_rate, config.train.steps, step)
+    result = run.engine.step(batch.micro_batches, labels, rate) if labels else SKIPPED
+    run.progress = run.progress.after_step(config.train.global_batch_size, result.applied)
+    record = recorder.record(
+        batch,
+        result,
+        run.progress,
+        labels=labels,
+        learning_rate=rate,
+        step_seconds=time.perf_counter() - started,
+        data_wait_seconds=waited,
+    )
+    return _after_step(run, record)
+
+
+def _after_step(run: Run, record: Record) -> str | None:
+    """Record, validate, save and report a step; a reason to stop, if there is one."""
+    if run.progress.consecutive_skips:
+        cause = "the whole batch has no label" if record["loss_tokens"] == 0 else "its loss or gradient is not finite"
+        run.report.warn(f"step {record['step']} skipped: {cause}")
+    reason = None
+    if validation_due(run.config, record["step"], run.validation_data is not None):
+        late, reason = _validation_figures(run)
+        record.update(late)
+    if run.metrics is not None:
+        run.metrics.append(record)
+    run.report.step(record)
+    _stop_skipping(run)
+    if checkpoint_due(run.config, record["step"]):
+        run.save()
+    if run.ranks.is_main and record["step"] % run.config.logging.interval_steps == 0:
+        run.folder.write_status("running", record["step"])
+    return reason
+
+
+def _finish_validation(run: Run) -> str | None:
+    """Do the validation of the step resumed from, if a stop had cut it short; a reason to stop, if there is one."""
+    step = run.progress.step
+    if step == 0 or not validation_due(run.config, step, run.validation_data is not None):
+        return None
+    last = None if run.metrics is None else run.metrics.last
+    if not run.ranks.share(last is not None and last["step"] == step and "validation_loss" not in last):
+        return None
+    late, reason = _validation_figures(run)
+    if run.metrics is not None and late:
+        run.report.step(run.metrics.amend(**late))
+    return reason
+
+
+def _validation_figures(run: Run) -> tuple[Record, str | None]:
+    """What validation adds to the step's record, and a reason to stop instead, if there is one."""
+    assert run.validation_data is not None
+    loss, reason = validate(run.engine, run.validation_data, run.config, run.stop)
+    return ({} if loss is None else {"validation_loss": finite_or_none(loss)}), reason
+
+
+def _stop_skipping(run: Run) -> None:
+    """Raise TrainingFailureError after too many skipped steps in a row."""
+    skips = run.progress.consecutive_skips
+    if skips >= run.config.train.max_consecutive_skips:
+        raise TrainingFailureError(
+            f"{skips} steps in a row were skipped, the last is step {run.progress.step}: their losses or gradients "
+            "were not finite, or their batches had no labels; look at the data, lower optimizer.learning_rate, or "
+            "lengthen schedule.warmup_steps"
+        )
+
+
+def validation_due(config: Config, step: int, has_data: bool) -> bool:
+    """Whether validation follows `step`: at every interval and at the end."""
+    interval = config.evaluation.interval_steps
+    return has_data and (step == config.train.steps or (interval is not None and step % interval == 0))
+
+
+def checkpoint_due(config: Config, step: int) -> bool:
+    """Whether a checkpoint follows `step`. The last step's is saved at the end of the run."""
+    interval = config.checkpoint.interval_steps
+    return interval is not None and step % interval == 0

@@ -1,0 +1,74 @@
+"""What a person sees while training: a live line on a terminal, plain lines elsewhere (rank 0)."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from orthros_train.training.metrics import Record
+
+
+class ProgressReport:
+    """Prints one line every `interval_steps` steps and keeps a live bar below them on a terminal."""
+
+    def __init__(self, steps: int, first_step: int, interval_steps: int, shown: bool) -> None:
+        self._steps, self._interval, self._shown = steps, interval_steps, shown
+        self._console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._bar: Progress | None = None
+        if shown and self._console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("training", total=steps, completed=first_step)
+            self._bar.start()
+
+    def say(self, text: str) -> None:
+        """Print a line, above the bar."""
+        if self._shown:
+            self._console.print(text, markup=False)
+
+    def warn(self, text: str) -> None:
+        """Print a warning line."""
+        self.say(f"warning: {text}")
+
+    def step(self, record: Record) -> None:
+        """Report a step."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=record["step"], description=f"loss {_number(record['loss'], '.4f')}")
+        due = record["step"] % self._interval == 0 or record["step"] == self._steps
+        if due or "validation_loss" in record:
+            self.say(describe_step(record, self._steps))
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def describe_step(record: Record, steps: int) -> str:
+    """One line about a step."""
+    remaining = timedelta(seconds=round((steps - record["step"]) * record["step_seconds"]))
+    parts = [
+        f"step {record['step']}/{steps}",
+        f"loss {_number(record['loss'], '.4f')}",
+        f"lr {record['learning_rate']:.3g}",
+        f"grad norm {_number(record['grad_norm'], '.3f')}",
+        f"{record['tokens_per_second']:,.0f} tokens/s",
+    ]
+    if record["mfu_exact"] is not None:
+        parts.append(f"MFU {record['mfu_exact']:.1%}")
+    if record["skipped_steps"]:
+        parts.append(f"skipped {record['skipped_steps']}")
+    if record["step"] < steps:
+        parts.append(f"{remaining} left")
+    if "validation_loss" in record:
+        parts.append(f"validation loss {_number(record['validation_loss'], '.4f')}")
+    return " | ".join(parts)
+
+
+def _number(value: Any, pattern: str) -> str:
+    return "none" if value is None else format(value, pattern)

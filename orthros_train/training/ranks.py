@@ -1,0 +1,158 @@
+"""The ranks of a run and how they agree.
+
+* torchrun, srun, mpirun wrappers and DeepSpeed's launcher all set RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR; without
+  them the run is one process and needs no port.
+* Tensors travel over the default group (nccl, or gloo on CPUs). Small decisions travel over a gloo group, so agreeing
+  on a stop or on a token count never waits for the GPU.
+* Waiting for another rank's disk goes over a third group whose time-out is a day: a save slower than the collective
+  time-out survives, while a rank that dies is noticed at once through its closed connection.
+* Bad input found on one rank is raised on all, so nobody is left waiting in a collective.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from orthros_train.errors import InputError
+
+T = TypeVar("T")
+Errors = tuple[type[Exception], ...]  # whose constructors take the message alone
+Problem = tuple[type[Exception], str]
+
+DISK_TIMEOUT = timedelta(days=1)
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the data-parallel ranks of the run."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    control_group: Any  # gloo: decisions and sums of a few numbers
+    disk_group: Any  # gloo with a day's time-out: waiting for files
+
+    @property
+    def is_main(self) -> bool:
+        """True on rank 0, which alone writes to the terminal and to the run folder's own files."""
+        return self.rank == 0
+
+    def gather(self, values: Sequence[float]) -> torch.Tensor:
+        """Every rank's `values`, as a (world_size, len(values)) float64 tensor on the CPU, the same on all ranks."""
+        mine = torch.tensor([float(value) for value in values], dtype=torch.float64)
+        if self.world_size == 1:
+            return mine[None]
+        rows = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(rows, mine, group=self.control_group)
+        return torch.stack(rows)
+
+    def gather_objects(self, value: T) -> list[T]:
+        """Every rank's picklable `value`; waits as long as the slowest disk takes."""
+        if self.world_size == 1:
+            return [value]
+        values: list[T | None] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.disk_group)
+        return values  # type: ignore[return-value]
+
+    def share(self, value: T) -> T:
+        """Rank 0's picklable `value`, on every rank."""
+        if self.world_size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.disk_group)
+        return box[0]
+
+    def together(self, work: Callable[[], T], errors: Errors = (InputError,)) -> T:
+        """Run `work` on every rank; if it raises one of `errors` on any, raise the lowest such rank's on all."""
+        result, problem = _attempt(work, errors)
+        _raise_first(self.gather_objects(problem))
+        return result  # type: ignore[return-value]
+
+    def on_main(self, work: Callable[[], T], errors: Errors = (InputError,)) -> T:
+        """Run `work` on rank 0 alone and give every rank its result, or its exception if it is one of `errors`."""
+        outcome = _attempt(work, errors) if self.is_main else (None, None)
+        result, problem = self.share(outcome)
+        _raise_first([problem])
+        return result  # type: ignore[return-value]
+
+
+def _raise_first(problems: Sequence[Problem | None]) -> None:
+    for rank, problem in enumerate(problems):
+        if problem is not None:
+            kind, message = problem
+            raise kind(message if rank == 0 else f"{message} (on rank {rank})")
+
+
+def _attempt(work: Callable[[], T], errors: Errors) -> tuple[T | None, Problem | None]:
+    try:
+        return work(), None
+    except errors as error:
+        return None, (type(error), str(error))
+
+
+def start_ranks(timeout_seconds: float) -> Ranks:
+    """Join the run's process groups (once a process) and choose this rank's device.
+
+    Raises:
+        InputError: a launcher set some but not all of RANK, WORLD_SIZE and LOCAL_RANK, or a rank has no GPU of its own.
+    """
+    rank, world_size, local_rank = _launcher_numbers()
+    device = _choose_device(local_rank)
+    timeout = timedelta(seconds=timeout_seconds)
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        if world_size > 1:
+            dist.init_process_group(backend, timeout=timeout)
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        atexit.register(_leave)
+    os.environ.setdefault("LOCAL_RANK", str(local_rank))  # DeepSpeed reads it
+    return Ranks(
+        rank=rank,
+        world_size=world_size,
+        device=device,
+        control_group=dist.new_group(backend="gloo", timeout=timeout),
+        disk_group=dist.new_group(backend="gloo", timeout=DISK_TIMEOUT),
+    )
+
+
+def _launcher_numbers() -> tuple[int, int, int]:
+    """(rank, world size, local rank) as the launcher, or a process group that is already up, has them."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", dist.get_rank()))
+    present = [name for name in LAUNCHER_VARIABLES if name in os.environ]
+    if not present or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return 0, 1, int(os.environ.get("LOCAL_RANK", "0"))
+    missing = [name for name in (*LAUNCHER_VARIABLES, "MASTER_ADDR") if name not in os.environ]
+    if missing:
+        raise InputError(
+            f"the launcher set {', '.join(present)} but not {', '.join(missing)}: "
+            "start several ranks with torchrun, or unset these variables to train in one process"
+        )
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+
+
+def _choose_device(local_rank: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise InputError(
+            f"LOCAL_RANK is {local_rank} but this machine shows {torch.cuda.device_count()} GPUs: "
+            "start at most one rank a GPU"
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

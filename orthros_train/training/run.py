@@ -1,0 +1,203 @@
+"""A run, assembled: everything that an attempt holds while it trains.
+
+Order matters. Whatever can be wrong with the input is found before anything is written; the folder is opened only then;
+the expensive parts (model, engine, state) come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from orthros_train.config import Config, gradient_accumulation_steps, orthros_config
+from orthros_train.data import PretrainingData, SplitTooSmallError, Tokenizer, load_tokenizer
+from orthros_train.errors import InputError
+from orthros_train.model import OrthrosConfig
+from orthros_train.model.parameter_count import parameter_count
+from orthros_train.training.checkpoint_folders import checkpoint_folders
+from orthros_train.training.checkpoints import (
+    Choice,
+    choose_checkpoint,
+    clean_up,
+    save_checkpoint,
+)
+from orthros_train.training.disk_space import check_disk_space
+from orthros_train.training.engine import TrainingEngine
+from orthros_train.training.initial_model import build_model
+from orthros_train.training.manifest import Layout, Manifest, Progress
+from orthros_train.training.metrics import MetricsLog
+from orthros_train.training.progress_report import ProgressReport
+from orthros_train.training.ranks import Ranks
+from orthros_train.training.relayout import load_relayouted
+from orthros_train.training.run_folder import (
+    RunFolder,
+    build_receipt,
+    installed_versions,
+    now,
+    refuse_other_run,
+)
+from orthros_train.training.stopping import StopRequests
+
+
+@dataclass
+class Run:
+    """One attempt at a run. `metrics` exists on rank 0 only; `progress` moves on with every step."""
+
+    config: Config
+    ranks: Ranks
+    stop: StopRequests
+    folder: RunFolder
+    tokenizer: Tokenizer
+    model_config: OrthrosConfig
+    train_data: PretrainingData
+    validation_data: PretrainingData | None
+    engine: TrainingEngine
+    report: ProgressReport
+    metrics: MetricsLog | None
+    progress: Progress
+    saved_step: int | None  # of the newest checkpoint that holds `progress`
+
+    def save(self) -> None:
+        """Save a checkpoint of the current step, unless there is one; collective."""
+        if self.saved_step == self.progress.step:
+            return
+        manifest = Manifest(
+            progress=self.progress,
+            layout=layout_of(self.config, self.ranks),
+            config=self.config.model_dump(mode="json"),
+            fingerprints=fingerprints(self.tokenizer, self.train_data),
+            versions=installed_versions(),
+            saved_at=now(),
+        )
+
+        def write_hf_files(folder: Path) -> None:
+            self.model_config.to_json_file(folder / "config.json")
+            self.tokenizer.save_pretrained(folder)
+
+        path = save_checkpoint(
+            self.engine, self.folder.checkpoints, manifest, write_hf_files, self.config.checkpoint.keep_last
+        )
+        self.saved_step = self.progress.step
+        self.report.say(f"saved {path}")
+
+    def close(self) -> None:
+        """Close the logs and the progress line."""
+        if self.metrics is not None:
+            self.metrics.close()
+        self.report.close()
+
+
+def layout_of(config: Config, ranks: Ranks) -> Layout:
+    """How this process group lays the state over ranks."""
+    parallel = config.parallel
+    return Layout(ranks.world_size, parallel.zero_stage, parallel.tensor, parallel.pipeline, config.precision)
+
+
+def fingerprints(tokenizer: Tokenizer, data: PretrainingData) -> dict[str, str]:
+    """What identifies the tokens that a run sees."""
+    return {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint}
+
+
+def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: StopRequests, folder: RunFolder) -> Run:
+    """Check the input, open the folder, build the model and load the newest valid checkpoint; collective.
+
+    Raises:
+        InputError: on all ranks, before anything is written.
+    """
+    accumulation = ranks.together(lambda: gradient_accumulation_steps(config, ranks.world_size))
+    tokenizer = ranks.together(lambda: load_tokenizer(config.tokenizer))
+    train_data = ranks.together(lambda: PretrainingData(config, tokenizer, "train"))
+    validation_data = ranks.together(lambda: _validation_data(config, tokenizer))
+    model_config = ranks.together(lambda: orthros_config(config, tokenizer.vocab_size))
+    identity = fingerprints(tokenizer, train_data)
+    choice = choose_checkpoint(folder.checkpoints, ranks)
+    progress = Progress() if choice is None else choice.manifest.progress
+    if choice is not None:
+        ranks.together(lambda: _check_same_run(choice, config, identity))
+    ranks.on_main(lambda: _check_disk(folder, config, model_config, progress))
+    model = ranks.together(lambda: build_model(config, model_config))
+
+    report = ProgressReport(config.train.steps, progress.step, config.logging.interval_steps, shown=ranks.is_main)
+    folder.attempt = ranks.on_main(lambda: _open_folder(folder, stop, choice, report))
+    metrics = None
+    if ranks.is_main:
+        folder.write_receipt(build_receipt(config, command, ranks, folder.attempt, progress.step, identity))
+        folder.write_status("running", progress.step)
+        metrics = MetricsLog(folder.metrics_file, progress.step, config.logging.tensorboard)
+    engine = TrainingEngine(model, config, ranks, accumulation)
+    if choice is not None:
+        _load(engine, choice, layout_of(config, ranks), report)
+    return Run(
+        config=config,
+        ranks=ranks,
+        stop=stop,
+        folder=folder,
+        tokenizer=tokenizer,
+        model_config=model_config,
+        train_data=train_data,
+        validation_data=validation_data,
+        engine=engine,
+        report=report,
+        metrics=metrics,
+        progress=progress,
+        saved_step=None if choice is None else progress.step,
+    )
+
+
+def _validation_data(config: Config, tokenizer: Tokenizer) -> PretrainingData | None:
+    """The validation set; None where the training sources have no share for one and nobody asked for one."""
+    try:
+        return PretrainingData(config, tokenizer, "validation")
+    except SplitTooSmallError:
+        if config.data.validation is None and config.evaluation.interval_steps is None:
+            return None
+        raise
+
+
+def _check_same_run(choice: Choice, config: Config, identity: dict[str, str]) -> None:
+    try:
+        recorded = Config.model_validate(choice.manifest.config)
+    except ValidationError as error:
+        raise InputError(f"{choice.path} was saved with options that this version does not know: {error}") from error
+    refuse_other_run(recorded, config, choice.path)
+    for name, value in identity.items():
+        if choice.manifest.fingerprints.get(name) != value:
+            raise InputError(
+                f"{choice.path} was trained with another {name} (its fingerprint differs); "
+                f"restore the {name} or choose another output_dir"
+            )
+    if choice.manifest.progress.step > config.train.steps:
+        raise InputError(
+            f"{choice.path} is past train.steps ({config.train.steps}); raise train.steps or choose another output_dir"
+        )
+
+
+def _check_disk(folder: RunFolder, config: Config, model_config: OrthrosConfig, progress: Progress) -> None:
+    parameters = parameter_count(model_config).total
+    existing = len(checkpoint_folders(folder.checkpoints))
+    check_disk_space(folder.path, config, parameters, progress.step, existing)
+
+
+def _open_folder(folder: RunFolder, stop: StopRequests, choice: Choice | None, report: ProgressReport) -> int:
+    """Take the folder over, tidied up; the number of this attempt."""
+    folder.open()
+    stop.watch_folder(folder.path)
+    damaged = () if choice is None else choice.damaged
+    for path, problem in damaged:
+        report.warn(f"checkpoint {path.name} is damaged ({problem}): set aside as {path.name}.invalid")
+    clean_up(folder.checkpoints, damaged)
+    if choice is not None:
+        report.say(f"resuming from {choice.path}")
+    return folder.attempt
+
+
+def _load(engine: TrainingEngine, choice: Choice, layout: Layout, report: ProgressReport) -> None:
+    if choice.manifest.layout == layout:
+        engine.load_native(str(choice.path.parent), choice.path.name)
+    else:
+        old = choice.manifest.layout
+        report.say(f"converting from {old.world_size} ranks, ZeRO-{old.zero_stage}")
+        load_relayouted(engine, choice.path, choice.manifest)

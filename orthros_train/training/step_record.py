@@ -1,0 +1,72 @@
+"""The record of one step, gathered from all ranks."""
+
+from __future__ import annotations
+
+from orthros_train.model.flops import palm_flops_per_token, training_flops
+from orthros_train.training.batches import StepBatch
+from orthros_train.training.device_peaks import peak_flops
+from orthros_train.training.engine import StepResult
+from orthros_train.training.manifest import Progress
+from orthros_train.training.metrics import Record, finite_or_none, memory_peak_gib
+from orthros_train.training.run import Run
+
+
+class StepRecorder:
+    """Turns what each rank measured into a line of metrics.jsonl.
+
+    MFU is model FLOPs over what the devices could have done in the step's time. `mfu_exact` counts what was executed
+    (both streams, the pairs that segments and window leave visible, no recomputation); `mfu_palm` is 6·N + 12·L·H·d·T
+    a base token. Both are null where the device's peak is unknown.
+    """
+
+    def __init__(self, run: Run) -> None:
+        train = run.config.train
+        self._ranks = run.ranks
+        self._attempt = run.folder.attempt
+        self._model_config = run.model_config
+        self._tokens = train.global_batch_size * train.sequence_length
+        self._peak = peak_flops(run.config, run.ranks.device)
+        self._palm_flops = self._tokens * palm_flops_per_token(run.model_config, train.sequence_length)
+
+    def record(
+        self,
+        batch: StepBatch,
+        result: StepResult,
+        progress: Progress,
+        *,
+        labels: int,
+        learning_rate: float,
+        step_seconds: float,
+        data_wait_seconds: float,
+    ) -> Record:
+        """The record of the step that led to `progress`; collective, the same on all ranks."""
+        flops = self._executed_flops(batch) if labels else 0
+        memory = memory_peak_gib(self._ranks.device)
+        rows = self._ranks.gather([result.loss, flops, memory, data_wait_seconds, step_seconds])
+        loss, flops, *_ = rows.sum(dim=0).tolist()
+        *_, memory, wait, seconds = rows.max(dim=0).values.tolist()
+        return {
+            "step": progress.step,
+            "loss": finite_or_none(loss),
+            "learning_rate": learning_rate,
+            "grad_norm": finite_or_none(result.grad_norm),
+            "tokens_seen": progress.step * self._tokens,
+            "loss_tokens": labels,
+            "output_tokens": self._tokens,  # pretraining has an output token at every position
+            "tokens_per_second": self._tokens / seconds,
+            "step_seconds": seconds,
+            "data_wait_seconds": wait,
+            "memory_peak_gib": memory,
+            "mfu_exact": self._utilization(flops, seconds),
+            "mfu_palm": self._utilization(self._palm_flops if labels else 0, seconds),
+            "skipped_steps": progress.skipped_steps,
+            "attempt": self._attempt,
+        }
+
+    def _executed_flops(self, batch: StepBatch) -> int:
+        if self._peak is None:
+            return 0
+        return training_flops(self._model_config, batch.segment_lengths).total
+
+    def _utilization(self, flops: float, seconds: float) -> float | None:
+        return None if self._peak is None else flops / (self._peak * self._ranks.world_size * seconds)

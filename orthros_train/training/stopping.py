@@ -1,0 +1,83 @@
+"""Why and when a run stops early.
+
+Handlers only set a flag; the ranks agree on it at the next step boundary (and between validation batches), so all save
+the same step. Causes: SIGTERM or SIGUSR1 on any rank, the wall-clock limit, and a file `stop_requested` in the run
+folder, which launchers write instead of signalling (torchrun dies on SIGUSR1).
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from orthros_train.training.ranks import Ranks
+
+STOP_FILE = "stop_requested"
+REASONS = ("none", "SIGTERM", "SIGUSR1", "the wall-clock limit", f"the file {STOP_FILE}")
+_SIGNAL_CODES = {signal.SIGTERM: 1, signal.SIGUSR1: 2}
+_WALL_CLOCK_CODE, _FILE_CODE = 3, 4
+
+
+class StopRequests:
+    """Collects this rank's reasons to stop. Rank 0 alone watches the file."""
+
+    def __init__(self, started: float, wall_clock_limit_seconds: float | None) -> None:
+        self._signal_code = 0  # set by a handler, at any moment
+        self._code = 0
+        self._deadline = None if wall_clock_limit_seconds is None else started + wall_clock_limit_seconds
+        self._file: Path | None = None
+
+    def watch_folder(self, folder: Path) -> None:
+        """Look for the stop file in `folder` from now on; one left over from before this process is removed."""
+        self._file = folder / STOP_FILE
+        if self._file.exists() and self._file.stat().st_mtime < psutil.Process().create_time():
+            self._file.unlink(missing_ok=True)
+
+    def consume(self) -> None:
+        """Remove the stop file, so that the next attempt goes on."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+    def code(self) -> int:
+        """This rank's reason as an index into REASONS; 0 means go on. A reason once given stays."""
+        self._code = self._code or self._signal_code or self._other_code()
+        return self._code
+
+    def _other_code(self) -> int:
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            return _WALL_CLOCK_CODE
+        if self._file is not None and self._file.exists():
+            return _FILE_CODE
+        return 0
+
+    def agreed(self, ranks: Ranks) -> str | None:
+        """The reason of the lowest rank that has one, the same on all ranks; None means go on."""
+        return describe(ranks.gather([self.code()])[:, 0].tolist())
+
+    @contextmanager
+    def handling_signals(self) -> Iterator[None]:
+        """Turn SIGTERM and SIGUSR1 into stop requests inside the block."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._signal_code = _SIGNAL_CODES[signal.Signals(number)]
+
+        previous = {number: signal.signal(number, note) for number in _SIGNAL_CODES}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def describe(codes: list[float]) -> str | None:
+    """The reason in words of the lowest rank whose code is not 0, or None."""
+    for rank, code in enumerate(codes):
+        if code:
+            return f"{REASONS[int(code)]} on rank {rank}" if int(code) <= 2 else REASONS[int(code)]
+    return None

@@ -1,0 +1,31 @@
+"""Validation during training: the exact token-weighted mean loss over a fixed set of samples."""
+
+from __future__ import annotations
+
+from orthros_train.config import Config
+from orthros_train.data import PretrainingData
+from orthros_train.training.batches import count_valid, split_evenly
+from orthros_train.training.engine import TrainingEngine
+from orthros_train.training.stopping import StopRequests
+
+
+def validate(
+    engine: TrainingEngine, data: PretrainingData, config: Config, stop: StopRequests
+) -> tuple[float | None, str | None]:
+    """Mean loss over all valid labels of the first `evaluation.samples` validation samples, whatever the rank count.
+
+    A validation set that has fewer is taken once. Collective. Returns (loss, None), or (None, reason) if the ranks
+    agreed to stop before it was finished. Without any valid label the loss is NaN.
+    """
+    ranks = engine.ranks
+    losses, labels = 0.0, 0
+    size = config.train.micro_batch_size
+    count = min(config.evaluation.samples, sum(data.epoch_sizes))
+    for batch in split_evenly(data, count, size, ranks.rank, ranks.world_size):
+        reason = stop.agreed(ranks)
+        if reason is not None:
+            return None, reason
+        losses += engine.loss_sum(batch)
+        labels += count_valid(batch)
+    total, count, *_ = ranks.gather([losses, labels]).sum(dim=0).tolist()
+    return (total / count if count else float("nan")), None

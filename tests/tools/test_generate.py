@@ -1,0 +1,161 @@
+"""tools/generate.py continues prompts as transformers' generate does, and refuses bad input in one line."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from orthros_train.data.tokenizers import ByteTokenizer
+from orthros_train.model import OrthrosForCausalLM
+from tests.model.tiny import tiny_model
+from tests.tools.command import run_here
+
+Generate = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    tokenizer = ByteTokenizer()
+    tiny_model(torch.float32, vocab_size=tokenizer.vocab_size).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def generate(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Generate:
+    def call(*arguments: str, model: Path = folder) -> tuple[int, str, str]:
+        return run_here("generate", "--model", model, *arguments, monkeypatch=monkeypatch, capsys=capsys)
+
+    return call
+
+
+def expected(folder: Path, prompt: str, tokens: int) -> str:
+    """Greedy continuation by repeated full forwards, without generate and without a cache."""
+    model, tokenizer = OrthrosForCausalLM.from_pretrained(folder), ByteTokenizer()
+    ids = tokenizer.encode(prompt)
+    for _ in range(tokens):
+        with torch.no_grad():
+            ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return bytes(token for token in ids if token < 256).decode(errors="replace")
+
+
+def test_greedy_text_equals_repeated_full_forwards(folder: Path, generate: Generate) -> None:
+    code, out, _ = generate("--prompt", "To be", "--max-new-tokens", "9")
+    assert code == 0
+    assert out == expected(folder, "To be", 9) + "\n"
+
+
+def test_prompts_of_unequal_length_do_not_disturb_each_other(folder: Path, generate: Generate) -> None:
+    prompts = ["A", "A longer prompt than the first"]
+    _, out, _ = generate(*(part for text in prompts for part in ("--prompt", text)), "--max-new-tokens", "6")
+    texts = [expected(folder, text, 6) for text in prompts]
+    assert out == f"=== prompt 1 ===\n{texts[0]}\n=== prompt 2 ===\n{texts[1]}\n"
+
+
+def test_streaming_prints_the_same_text(generate: Generate) -> None:
+    arguments = ["--prompt", "one ", "--prompt", "two ", "--max-new-tokens", "20"]
+    assert generate(*arguments, "--stream")[1] == generate(*arguments)[1]
+
+
+def test_the_seed_decides_and_temperature_zero_is_greedy(generate: Generate) -> None:
+    base = ["--prompt", "x", "--max-new-tokens", "12"]
+    first, again, other = (generate(*base, "--temperature", "3", "--seed", seed)[1] for seed in ("1", "1", "2"))
+    assert first == again != other
+    assert generate(*base, "--temperature", "0")[1] == generate(*base)[1]
+
+
+def test_top_k_1_and_a_tiny_top_p_are_greedy(generate: Generate) -> None:
+    base = ["--prompt", "x", "--max-new-tokens", "12"]
+    greedy = generate(*base)[1]
+    assert generate(*base, "--top-k", "1")[1] == greedy
+    assert generate(*base, "--temperature", "5", "--top-p", "1e-6")[1] == greedy
+
+
+def test_several_sequences_are_printed_under_their_prompts(generate: Generate) -> None:
+    _, out, _ = generate("--prompt", "x", "--num-return-sequences", "3", "--temperature", "3", "--max-new-tokens", "8")
+    assert [line for line in out.splitlines() if line.startswith("===")] == [
+        f"=== prompt 1, sample {number} ===" for number in (1, 2, 3)
+    ]
+
+
+def test_beams_are_those_of_transformers(folder: Path, generate: Generate) -> None:
+    model, tokenizer = OrthrosForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    ids = torch.tensor([ByteTokenizer().encode("ab")])
+    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    beams = model.generate(ids, max_new_tokens=6, num_beams=4, num_return_sequences=2, do_sample=False, **special)
+    texts = tokenizer.batch_decode(beams, skip_special_tokens=True)
+    _, out, _ = generate("--prompt", "ab", "--max-new-tokens", "6", "--num-beams", "4", "--num-return-sequences", "2")
+    assert out == "".join(f"=== prompt 1, sample {number} ===\n{text}\n" for number, text in enumerate(texts, start=1))
+    assert texts[0] != texts[1]
+
+
+def test_a_stop_string_that_spans_tokens_ends_the_text_before_it(folder: Path, generate: Generate) -> None:
+    whole = expected(folder, "To be", 30)[len("To be") :]
+    stop = whole[4:7]
+    _, out, _ = generate("--prompt", "To be", "--max-new-tokens", "30", "--stop", stop)
+    assert out == "To be" + whole[: whole.index(stop)] + "\n"
+    assert generate("--prompt", "To be", "--max-new-tokens", "30", "--stop", stop, "--stream")[1] == out
+
+
+def test_a_special_token_in_a_prompt_is_plain_text(folder: Path, generate: Generate) -> None:
+    _, out, _ = generate("--prompt", "a<eos>b", "--max-new-tokens", "5")
+    assert out == expected(folder, "a<eos>b", 5) + "\n"
+
+
+def test_standard_input_is_a_prompt(folder: Path, generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
+    assert generate("--max-new-tokens", "5")[1] == expected(folder, "from a pipe", 5) + "\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
+    assert generate("--prompt", "-", "--max-new-tokens", "5")[1] == expected(folder, "from a pipe", 5) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--prompt", ""], "a prompt is empty"),
+        (["--prompt", "-", "--prompt", "-"], "standard input is one prompt"),
+        (["--prompt", "x", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
+        (["--prompt", "x", "--max-new-tokens", "512"], "fills the model's positions"),
+        (["--prompt", "xyz" * 10, "--max-new-tokens", "500"], "a prompt of 30 tokens"),
+        (["--prompt", "x", "--temperature", "-1"], "--temperature must be 0"),
+        (["--prompt", "x", "--top-k", "0"], "--top-k must be at least 1"),
+        (["--prompt", "x", "--top-p", "1.5"], "--top-p must lie in (0, 1]"),
+        (["--prompt", "x", "--num-return-sequences", "2"], "greedy decoding has one continuation"),
+        (["--prompt", "x", "--num-beams", "2", "--num-return-sequences", "3"], "cannot return 3 sequences"),
+        (["--prompt", "x", "--num-beams", "2", "--stream"], "--stream shows one continuation"),
+        (["--prompt", "x", "--stop", ""], "--stop needs a string"),
+        (["--prompt", "x", "--device", "cuda"], "no CUDA device"),
+        (["--prompt", "x", "--dtype", "fp8"], "invalid choice"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], message: str, generate: Generate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code, out, err = generate(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_folder_without_a_tokenizer_or_with_damaged_weights(folder: Path, generate: Generate, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        if "tokenizer" not in file.name:
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    code, _, err = generate("--prompt", "x", model=tmp_path)
+    assert code == 2
+    assert "holds no tokenizer" in err
+    ByteTokenizer().save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    code, _, err = generate("--prompt", "x", model=tmp_path)
+    assert code == 2
+    assert "cannot load the model" in err
+    assert err.count("\n") == 1

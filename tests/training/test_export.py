@@ -1,0 +1,71 @@
+"""An exported checkpoint holds the fp32 master weights of whatever layout saved it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from orthros_train.errors import InputError
+from orthros_train.model import OrthrosForCausalLM
+from orthros_train.training.checkpoint_folders import find_checkpoint
+from orthros_train.training.export import export_hf
+from orthros_train.training.master_weights import master_weights
+from tests.training.small_runs import MODEL, run, small_config
+
+TOKENS = torch.arange(40)[None]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """A run of two ranks, ZeRO-3, bf16, with tied embeddings."""
+    folder = tmp_path_factory.mktemp("export") / "run"
+    model = {**MODEL, "tie_word_embeddings": True}
+    assert run(small_config(folder, corpus, model=model, precision="bf16", parallel__zero_stage=3), 2) == 0
+    return folder
+
+
+def test_export_loads_everywhere(finished: Path, tmp_path: Path) -> None:
+    folder = export_hf(finished, tmp_path / "model")
+    ours = OrthrosForCausalLM.from_pretrained(folder).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+    with torch.no_grad():
+        assert torch.equal(ours(TOKENS).logits, theirs(TOKENS).logits)
+    assert AutoTokenizer.from_pretrained(folder).decode(list(b"text")) == "text"
+
+
+def test_weights_are_the_master_weights(finished: Path, tmp_path: Path) -> None:
+    """Bitwise, and finer than the bf16 weights that the layers worked with."""
+    weights = load_file(export_hf(finished, tmp_path / "model") / "model.safetensors")
+    masters = master_weights(find_checkpoint(finished))
+    assert weights.keys() == masters.keys() - {"lm_head.weight"}
+    assert all(torch.equal(tensor, masters[name]) for name, tensor in weights.items())
+    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in weights.values())
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_dtype_casts_the_master_weights(finished: Path, tmp_path: Path, dtype: str) -> None:
+    wide = load_file(export_hf(finished, tmp_path / "wide") / "model.safetensors")
+    narrow = load_file(export_hf(finished, tmp_path / "narrow", dtype) / "model.safetensors")
+    wanted = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    assert all(torch.equal(narrow[name], tensor.to(wanted)) for name, tensor in wide.items())
+    assert OrthrosForCausalLM.from_pretrained(tmp_path / "narrow", dtype="auto").dtype == wanted
+
+
+def test_nothing_appears_before_it_is_complete(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: OrthrosForCausalLM, folder: Path) -> None:
+        assert folder.name != "model"
+        raise OSError("disk full")
+
+    monkeypatch.setattr(OrthrosForCausalLM, "save_pretrained", fail)
+    with pytest.raises(InputError, match="cannot be written: disk full"):
+        export_hf(finished, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_output_folder_may_exist(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    assert (export_hf(finished, tmp_path / "model") / "config.json").is_file()
