@@ -130,15 +130,19 @@ def kv_growth(growth: Sequence[Mapping[str, Any]], window: int | None) -> Figure
         figure, (axes,) = _figure(1)
         figure.set_size_inches(9.2, 3.0)
         layers, steps = len(growth[0]["entries"]), len(growth[0]["entries"][0]) - 1
-        for prompt in growth:
+        highest = max(prompt["entries"][0][-1] for prompt in growth)
+        labelled = -highest  # where the last label stands; closer ones would overlap
+        for prompt in sorted(growth, key=lambda prompt: prompt["prompt_length"]):
             for counts in prompt["entries"]:
                 axes.plot(range(len(counts)), counts, color=COLORS["orthros"], linewidth=1.4)
             end = prompt["entries"][0][-1]
-            axes.annotate(f"prompt of {prompt['prompt_length']}", (steps, end), (6, 0), textcoords="offset points",
-                          va="center", fontsize=8.5)  # fmt: skip
+            if end - labelled > highest / 12:
+                text = f"prompt of {prompt['prompt_length']}"
+                axes.annotate(text, (steps, end), (6, 0), textcoords="offset points", va="center", fontsize=8.5)
+                labelled = end
         if window is not None:
             axes.axhline(window, color=INK, linestyle=":", linewidth=1.2)
-            axes.annotate(f"base window w = {window}", (0, window), (4, 4), textcoords="offset points")
+            axes.annotate(f"base window w = {window}", (0, window), (6, -12), textcoords="offset points")
         axes.set_ylim(bottom=0)
         axes.set_xlim(0, steps * 1.12)
         axes.set_xlabel("decoding steps")
