@@ -16,10 +16,10 @@ from orthros_train.conversion.model_parameters import model_name
 from orthros_train.data.output_folder import check_vacant, finished_folder
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.parallel.quiet_deepspeed import silenced
 from orthros_train.training.checkpoint_folders import HF_FOLDER, find_checkpoint
 from orthros_train.training.manifest import InvalidCheckpointError, Manifest, read_manifest, verify_files
 from orthros_train.training.master_weights import master_weights
-from orthros_train.training.quiet_deepspeed import silenced
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
