@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from evaluation.files import write_output
-from orthros_train.data.command_line import CommandParser
-from orthros_train.errors import InputError, run_command
+from orthros_train.command_line import CommandParser, run_command
+from orthros_train.errors import InputError
 
 EXAMPLES = """\
   python benchmarks/record_evidence.py tests -- python -m pytest -m evidence -v"""

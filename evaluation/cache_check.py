@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from evaluation.command_line import whole_numbers
 from evaluation.files import prepare_output, write_output
 from evaluation.model_folder import DTYPES, load_model
-from orthros_train.data.command_line import CommandParser
-from orthros_train.errors import InputError, run_command
+from orthros_train.command_line import CommandParser, run_command
+from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
     import torch

@@ -9,13 +9,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
+from .command_line import CommandParser, run_command
 from .config import Config, load_config
-from .errors import InputError, run_command
+from .errors import InputError
 
 EXAMPLES = """\
-examples:
   python -m orthros_train configs/demo.yaml
   python -m orthros_train configs/orthros_130m.yaml --dry-run --world-size 8
   python -m orthros_train configs/orthros_130m.yaml train.steps=2000 optimizer.learning_rate=1e-3
@@ -32,21 +31,12 @@ exit codes:
 """
 
 
-class ArgumentParser(argparse.ArgumentParser):
-    """argparse whose errors are InputErrors: one line, like every other bad input."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; see python -m orthros_train --help")
-
-
-def build_parser() -> ArgumentParser:
+def build_parser() -> CommandParser:
     """The command line; separate so that it can be tested without running anything."""
-    parser = ArgumentParser(
+    parser = CommandParser(
+        "Train an Orthros model, or its transformer counterpart, as a YAML file says.",
+        EXAMPLES,
         prog="python -m orthros_train",
-        description="Train an Orthros model, or its transformer counterpart, as a YAML file says.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("config", metavar="CONFIG.yaml", help="the run's configuration; recipes are in configs/")
     parser.add_argument(

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from orthros_train.data.command_line import CommandParser, positive_int
-from orthros_train.errors import InputError, run_command
+from orthros_train.command_line import CommandParser, positive_int, run_command
+from orthros_train.errors import InputError
 
 EXAMPLES = """\
   python tools/convert_llama.py --input models/Llama-3.2-1B --output models/orthros-1b --base-window 512

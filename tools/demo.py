@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from evaluation.command_line import whole_numbers
 from evaluation.demo.steps import StepError, Steps
 from evaluation.demo.text import LICENSE_NOTE, own_text, shakespeare, write_corpus
+from orthros_train.command_line import CommandParser, run_command
 from orthros_train.config import Config, config_to_yaml, load_config
-from orthros_train.data.command_line import CommandParser
-from orthros_train.errors import InputError, run_command
+from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
     from orthros_train.data import Tokenizer

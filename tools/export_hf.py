@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from orthros_train.data.command_line import CommandParser
-from orthros_train.errors import run_command
+from orthros_train.command_line import CommandParser, run_command
 
 EXAMPLES = """\
   python tools/export_hf.py --checkpoint outputs/run --output models/run
@@ -35,7 +34,7 @@ def build_parser() -> CommandParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Export and report where. Raises InputError on bad input."""
     options = build_parser().parse_args(arguments)
-    from orthros_train.training.export import export_hf  # noqa: PLC0415  slow to import, and not needed for --help
+    from orthros_train.conversion.from_checkpoint import export_hf  # noqa: PLC0415  slow to import, and not needed for --help
 
     print(f"wrote {export_hf(options.checkpoint, options.output, options.dtype)}")
     return 0

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from evaluation.model_folder import DTYPES, load_folder_tokenizer, load_model
 from evaluation.text_stream import StopTextStreamer, cut_at_stop
-from orthros_train.data.command_line import CommandParser
-from orthros_train.errors import InputError, run_command
+from orthros_train.command_line import CommandParser, run_command
+from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from orthros_train.data.command_line import CommandParser
-from orthros_train.errors import run_command
+from orthros_train.command_line import CommandParser, run_command
 
 EXAMPLES = """\
   python tools/inspect_checkpoint.py outputs/run

@@ -11,16 +11,9 @@ import sys
 import time
 from types import FrameType
 
-from orthros_train.data.command_line import (
-    CommandParser,
-    add_input_arguments,
-    available_cpus,
-    input_sources,
-    positive_int,
-    tokenizer_section,
-)
+from orthros_train.command_line import CommandParser, positive_int, run_command
+from orthros_train.data.command_line import add_input_arguments, available_cpus, input_sources, tokenizer_section
 from orthros_train.data.preprocessing import preprocess
-from orthros_train.errors import run_command
 
 EXAMPLES = """\
   python tools/preprocess_data.py --input books/ --tokenizer byte --output-prefix data/books

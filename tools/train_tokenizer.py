@@ -9,9 +9,9 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from orthros_train.data.command_line import CommandParser, add_input_arguments, input_sources, positive_int
+from orthros_train.command_line import CommandParser, positive_int, run_command
+from orthros_train.data.command_line import add_input_arguments, input_sources
 from orthros_train.data.tokenizer_training import train_tokenizer
-from orthros_train.errors import run_command
 
 EXAMPLES = """\
   python tools/train_tokenizer.py --input books/ --vocab-size 32000 --output tokenizers/bpe

@@ -20,7 +20,6 @@ from orthros_train.conversion.model_parameters import (
     is_affine,
     model_name,
 )
-from orthros_train.conversion.output_folder import check_vacant, finished_folder
 from orthros_train.conversion.shard_writer import (
     DEFAULT_SHARD_SIZE,
     PlannedTensor,
@@ -30,6 +29,7 @@ from orthros_train.conversion.shard_writer import (
 )
 from orthros_train.conversion.source_config import SourceConfig, read_source_config
 from orthros_train.conversion.tensor_folder import TensorFolder, TensorInfo
+from orthros_train.data.output_folder import check_vacant, finished_folder
 from orthros_train.data.progress import Progress
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM

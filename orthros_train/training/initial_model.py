@@ -10,8 +10,8 @@ import torch
 from orthros_train.config import Config
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.parallel.quiet_deepspeed import silenced
 from orthros_train.training.optimizer import AFFINES
-from orthros_train.training.quiet_deepspeed import silenced
 
 # What must agree with the folder's config.json. Window, sinks and kernel may differ: one trains to adapt to them.
 COMPARED_OPTIONS = (
@@ -48,6 +48,8 @@ def build_model(config: Config, model_config: OrthrosConfig) -> OrthrosForCausal
     try:
         source = OrthrosConfig.from_pretrained(folder)
         _refuse_other_model(folder, source, model_config)
+        if hasattr(source, "source_config"):  # of the model that was converted: an export needs it for the way back
+            model_config.source_config = source.source_config
         with silenced():  # a progress bar a rank
             loaded: Any = OrthrosForCausalLM.from_pretrained(
                 folder, config=model_config, dtype=torch.float32, output_loading_info=True

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from orthros_train.parallel.quiet_deepspeed import silenced
 from orthros_train.training.manifest import read_manifest
-from orthros_train.training.quiet_deepspeed import silenced
 
 
 def master_weights(checkpoint: Path) -> dict[str, torch.Tensor]:

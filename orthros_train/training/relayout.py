@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 from orthros_train.errors import InputError
+from orthros_train.parallel.quiet_deepspeed import silenced
 from orthros_train.training.checkpoints import RELAYOUT
 from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.manifest import Manifest
-from orthros_train.training.quiet_deepspeed import silenced
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -8,8 +8,8 @@ from orthros_train.errors import InputError
 from orthros_train.model import OrthrosForCausalLM
 from orthros_train.parallel.mesh import build_mesh
 from orthros_train.parallel.pipeline import PipelinedModel, canonical_name, layer_weights, pack_layout
+from orthros_train.parallel.quiet_deepspeed import deepspeed, silenced
 from orthros_train.parallel.tensor_parallel import TensorParallelFactory
-from orthros_train.training.quiet_deepspeed import deepspeed, silenced
 from tests.distributed import run_distributed
 from tests.model.tiny import assert_close, tiny_config, token_ids
 

@@ -8,8 +8,8 @@ import torch
 
 from orthros_train.config import Config
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.parallel.quiet_deepspeed import deepspeed
 from orthros_train.training.engine import TrainingEngine
-from orthros_train.training.quiet_deepspeed import deepspeed
 
 VOCAB, TOKENS, SAMPLES, STEPS, RATE = 64, 16, 8, 10, 1e-2
 KEPT_LABELS = (0.1, 0.9, 0.5, 0.0, 1.0, 0.0, 0.3, 0.05)  # share of the labels of each sample of a step

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from orthros_train.config import Config
+from orthros_train.parallel.quiet_deepspeed import deepspeed
 from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.optimizer import parameter_groups
-from orthros_train.training.quiet_deepspeed import deepspeed
 from orthros_train.training.ranks import start_ranks
 from tests.distributed import run_distributed
 from tests.training.small_engines import (

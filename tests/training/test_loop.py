@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from orthros_train.config import Config, config_to_yaml
+from orthros_train.conversion.from_checkpoint import export_hf
 from orthros_train.data import PretrainingData, collate, load_tokenizer
 from orthros_train.model import OrthrosForCausalLM
-from orthros_train.training.export import export_hf
 from tests.training.small_runs import MODEL, WORDS, checkpoint_names, losses, metrics, run, small_config, write_corpus
 
 ARMS = {"orthros": {**MODEL, "hidden_size": 64, "intermediate_size": 128}}

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from orthros_train.config import Config
 from orthros_train.data import PretrainingData, Sample
+from orthros_train.parallel.quiet_deepspeed import deepspeed
 from orthros_train.training.engine import StepResult, TrainingEngine
-from orthros_train.training.quiet_deepspeed import deepspeed
 from orthros_train.training.ranks import start_ranks
 from tests.distributed import run_distributed
 from tests.training.small_engines import (

@@ -11,13 +11,13 @@ import torch
 from orthros_train.config import Config
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.parallel.quiet_deepspeed import deepspeed
 from orthros_train.training import engine as engine_module
 from orthros_train.training import relayout
 from orthros_train.training.checkpoints import save_checkpoint
 from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.manifest import Layout, Manifest, Progress, read_manifest
 from orthros_train.training.master_weights import master_weights
-from orthros_train.training.quiet_deepspeed import deepspeed
 from orthros_train.training.ranks import start_ranks
 from tests.distributed import run_distributed
 from tests.training.small_engines import RATE, SAMPLES, batch_of, engine_config, full_moments, valid_labels

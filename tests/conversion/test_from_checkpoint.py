@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from orthros_train.conversion.from_checkpoint import export_hf
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosForCausalLM
 from orthros_train.training.checkpoint_folders import find_checkpoint
-from orthros_train.training.export import export_hf
 from orthros_train.training.master_weights import master_weights
 from tests.training.small_runs import MODEL, run, small_config
 
@@ -61,7 +62,7 @@ def test_nothing_appears_before_it_is_complete(finished: Path, tmp_path: Path, m
         raise OSError("disk full")
 
     monkeypatch.setattr(OrthrosForCausalLM, "save_pretrained", fail)
-    with pytest.raises(InputError, match="cannot be written: disk full"):
+    with pytest.raises(InputError, match=r"cannot write .*disk full"):
         export_hf(finished, tmp_path / "model")
     assert not list(tmp_path.iterdir())
 
@@ -69,3 +70,21 @@ def test_nothing_appears_before_it_is_complete(finished: Path, tmp_path: Path, m
 def test_an_empty_output_folder_may_exist(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     assert (export_hf(finished, tmp_path / "model") / "config.json").is_file()
+
+
+def test_what_a_conversion_knew_of_its_source_survives_training(finished: Path, corpus: Path, tmp_path: Path) -> None:
+    """A run from a converted folder exports the source's config.json, which the way back needs."""
+    folder = export_hf(finished, tmp_path / "converted")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "source_config": {"model_type": "mistral"}}))
+    model = {**MODEL, "tie_word_embeddings": True}
+    trained = small_config(tmp_path / "run", corpus, model=model, init_from=str(folder), train__steps=1, schedule={})
+    assert run(trained) == 0
+    exported = json.loads((export_hf(tmp_path / "run", tmp_path / "model") / "config.json").read_text())
+    assert exported["source_config"] == {"model_type": "mistral"}
+
+
+def test_the_folder_carries_a_card_and_readable_weights(finished: Path, tmp_path: Path) -> None:
+    folder = export_hf(finished, tmp_path / "model")
+    assert "2610.13735" in (folder / "README.md").read_text()
+    assert (folder / "model.safetensors").stat().st_mode & 0o777 == 0o666 & folder.stat().st_mode

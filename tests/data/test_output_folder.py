@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from orthros_train.conversion import output_folder
-from orthros_train.conversion.output_folder import finished_folder
+from orthros_train.data import output_folder
+from orthros_train.data.output_folder import finished_folder
 from orthros_train.errors import InputError
 
 
@@ -89,7 +89,7 @@ def test_two_processes_do_not_mix(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path\n"
-        "from orthros_train.conversion.output_folder import finished_folder\n"
+        "from orthros_train.data.output_folder import finished_folder\n"
         "with finished_folder(Path(sys.argv[1]), 0) as folder:\n"
         "    (folder / 'old').touch(); print('ready', flush=True); time.sleep(60)\n"
     )

@@ -1,4 +1,4 @@
-"""A training checkpoint as a Hugging Face folder: config.json, safetensors, tokenizer.
+"""A training checkpoint as a Hugging Face folder: config.json, safetensors, tokenizer, model code, model card.
 
 The weights are the fp32 master weights, put together from the shards of whatever ZeRO stage saved them, and cast to the
 wanted dtype. The folder appears under its name only when it is complete.
@@ -11,12 +11,15 @@ from pathlib import Path
 
 import torch
 
+from orthros_train.conversion.model_card import write_model_card
+from orthros_train.conversion.model_parameters import model_name
+from orthros_train.data.output_folder import check_vacant, finished_folder
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.parallel.quiet_deepspeed import silenced
 from orthros_train.training.checkpoint_folders import HF_FOLDER, find_checkpoint
-from orthros_train.training.manifest import InvalidCheckpointError, read_manifest, verify_files
+from orthros_train.training.manifest import InvalidCheckpointError, Manifest, read_manifest, verify_files
 from orthros_train.training.master_weights import master_weights
-from orthros_train.training.quiet_deepspeed import silenced
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -30,14 +33,36 @@ def export_hf(checkpoint_dir: str | Path, output_dir: str | Path, dtype: str = "
         dtype: fp32, bf16 or fp16.
 
     Raises:
-        InputError: no checkpoint there, a damaged one, an unknown dtype, or an output_dir that holds something.
+        InputError: no checkpoint there, a damaged one, an unknown dtype, an output_dir that holds something, or no room
+            for it.
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-    checkpoint = find_checkpoint(Path(checkpoint_dir))
-    output = Path(output_dir)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"{output} exists and is not empty; choose another output folder")
+    checkpoint, output = find_checkpoint(Path(checkpoint_dir)), Path(output_dir)
+    check_vacant(output)
+    manifest = _verified(checkpoint)
+    model = _model(checkpoint, DTYPES[dtype])
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    with finished_folder(output, parameters * DTYPES[dtype].itemsize) as folder:
+        with silenced():  # a progress bar
+            model.save_pretrained(folder)
+        for file in folder.glob("*.safetensors"):
+            file.chmod(folder.stat().st_mode & 0o666)  # safetensors makes it readable to the owner alone
+        for file in (checkpoint / HF_FOLDER).iterdir():
+            if not (folder / file.name).exists():
+                shutil.copy2(file, folder / file.name)
+        write_model_card(
+            folder,
+            model.config,
+            name=model_name(output),
+            origin=f"Exported from a training run after {manifest.progress.step:,} steps.",
+            state=f"It was trained in {manifest.layout.precision}; these are the master weights as {dtype}.",
+            parameters=parameters,
+        )
+    return output
+
+
+def _verified(checkpoint: Path) -> Manifest:
     try:
         manifest = read_manifest(checkpoint)
         problem = verify_files(checkpoint, manifest.files)
@@ -45,25 +70,7 @@ def export_hf(checkpoint_dir: str | Path, output_dir: str | Path, dtype: str = "
         problem = str(error)
     if problem is not None:
         raise InputError(f"checkpoint {checkpoint} is damaged: {problem}")
-
-    temporary = output.absolute().with_name(f".{output.name}.unfinished")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
-        model = _model(checkpoint, DTYPES[dtype])
-        with silenced():  # a progress bar
-            model.save_pretrained(temporary)
-        for file in (checkpoint / HF_FOLDER).iterdir():
-            if not (temporary / file.name).exists():
-                shutil.copy2(file, temporary / file.name)
-        if output.exists():
-            output.rmdir()
-        temporary.rename(output)
-    except OSError as error:
-        raise InputError(f"{output} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return output
+    return manifest
 
 
 def _model(checkpoint: Path, dtype: torch.dtype) -> OrthrosForCausalLM:
