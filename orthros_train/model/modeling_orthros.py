@@ -147,6 +147,7 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
         factory: builds its layers; None: plain PyTorch.
     """
 
+    accepts_loss_kwargs = True  # transformers' Trainer then divides the loss by the labels of all accumulated batches
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 - transformers' own convention
 
     def __init__(self, config: OrthrosConfig, factory: LayerFactory | None = None) -> None:

@@ -318,6 +318,19 @@ def test_labels_are_unshifted_and_segment_aware():
     assert_close(summed, torch.stack(terms).sum() / 5)
 
 
+def test_accumulated_micro_batches_weigh_labels_equally():
+    """num_items_in_batch, which transformers' Trainer passes: no mean of means under gradient accumulation."""
+    model = tiny_model()
+    assert model.accepts_loss_kwargs
+    ids = token_ids(4, 12)
+    labels = ids.clone()
+    labels[0, 2:], labels[1, 9:] = -100, -100
+    items = (labels[:, 1:] != -100).sum()
+    whole = model(ids, labels=labels).loss
+    parts = sum(model(ids[i : i + 1], labels=labels[i : i + 1], num_items_in_batch=items).loss for i in range(4))
+    assert_close(parts, whole)
+
+
 def test_labels_at_output_positions_and_shift_labels_agree():
     model = tiny_model()
     ids = token_ids(2, 12)
