@@ -52,7 +52,7 @@ def test_a_command_parses(command: str, monkeypatch: pytest.MonkeyPatch) -> None
         cache_check.build_parser().parse_args(words[words.index("evaluation.cache_check") + 1 :])
     elif words[0] == "python":
         tool = runpy.run_path(words[1])
-        (tool.get("build_parser") or tool["_parser"])().parse_args(words[2:])
+        tool["build_parser"]().parse_args(words[2:])
     else:
         assert command == "source .venv/bin/activate"
 

@@ -25,7 +25,7 @@ EXAMPLES = """\
       --tokenizer tokenizers/bpe --output-prefix data/wikitext"""
 
 
-def _parser() -> CommandParser:
+def build_parser() -> CommandParser:
     parser = CommandParser(__doc__ or "", EXAMPLES)
     add_input_arguments(parser)
     parser.add_argument(
@@ -45,7 +45,7 @@ def _parser() -> CommandParser:
 
 
 def main() -> int:
-    arguments = _parser().parse_args()
+    arguments = build_parser().parse_args()
     start = time.monotonic()
     signal.signal(signal.SIGTERM, _interrupt)
     try:

@@ -19,7 +19,7 @@ EXAMPLES = """\
       --max-text-mib 2048 --output tokenizers/web.model"""
 
 
-def _parser() -> CommandParser:
+def build_parser() -> CommandParser:
     parser = CommandParser(__doc__ or "", EXAMPLES)
     add_input_arguments(parser)
     parser.add_argument(
@@ -40,7 +40,7 @@ def _parser() -> CommandParser:
 
 
 def main() -> int:
-    arguments = _parser().parse_args()
+    arguments = build_parser().parse_args()
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the training libraries do not return to Python to be interrupted
     size = train_tokenizer(
         input_sources(arguments),
