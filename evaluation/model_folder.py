@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orthros_train.errors import InputError
+from orthros_train.errors import InputError, damaged_model_errors
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,6 @@ def load_model(
     folder = Path(folder)
     read_config(folder)
     import torch  # noqa: PLC0415
-    from safetensors import SafetensorError  # noqa: PLC0415
     from transformers.utils import logging  # noqa: PLC0415
 
     from orthros_train.model import OrthrosConfig, OrthrosForCausalLM  # noqa: PLC0415
@@ -72,7 +71,7 @@ def load_model(
         config = OrthrosConfig.from_pretrained(folder, **(overrides or {}))
         loaded: Any = OrthrosForCausalLM.from_pretrained(folder, config=config, dtype=wanted, output_loading_info=True)
         model: OrthrosForCausalLM = loaded[0].to(torch.device(device))
-    except (OSError, ValueError, RuntimeError, TypeError, KeyError, SafetensorError) as error:
+    except damaged_model_errors() as error:
         raise InputError(f"cannot load the model in {folder}: {error}") from error
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(str(name) for name in loaded[1].get(problem) or ())

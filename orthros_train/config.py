@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer, model_validator
+from pydantic_core import PydanticKnownError
 
 from .config_loading import dump_yaml, load_yaml
 from .errors import InputError
@@ -35,10 +36,22 @@ ROPE_SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
+LARGEST_INTEGER = 2**53  # exact in every format that a run writes
+
+
 class Section(BaseModel):
-    """Base of every section: unknown keys, silent type coercions, infinities and NaN are errors."""
+    """Base of every section: unknown keys, silent type coercions, infinities, NaN and absurd integers are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, validate_assignment=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _check_size(cls, value: object) -> object:
+        if isinstance(value, int) and value > LARGEST_INTEGER:
+            raise PydanticKnownError("less_than_equal", {"le": LARGEST_INTEGER})
+        if isinstance(value, int) and value < -LARGEST_INTEGER:
+            raise PydanticKnownError("greater_than_equal", {"ge": -LARGEST_INTEGER})
+        return value
 
 
 class RopeScalingSection(Section):
@@ -213,7 +226,7 @@ class TrainSection(Section):
 
     steps: int = Field(ge=1)
     micro_batch_size: int = Field(ge=1)  # sequences per rank and forward
-    global_batch_size: int = Field(ge=1)  # sequences per optimizer step, over all ranks
+    global_batch_size: int = Field(ge=1, le=2**24)  # sequences per optimizer step, over all ranks
     sequence_length: int = Field(ge=1)
     seed: int = 42
     activation_checkpointing: bool = False
@@ -267,7 +280,7 @@ class ParallelSection(Section):
     sequence: bool = False
     pipeline: int = Field(default=1, ge=1)
     zero_stage: Literal[1, 2, 3] = 1
-    timeout_seconds: float = Field(default=1800.0, gt=0)  # of a collective
+    timeout_seconds: float = Field(default=1800.0, gt=0, le=1e9)  # of a collective
 
     @field_validator("zero_stage", mode="before")
     @classmethod
@@ -316,7 +329,7 @@ class Config(Section):
     """A whole run."""
 
     task: Literal["pretrain", "sft"] = "pretrain"
-    output_dir: str
+    output_dir: str = Field(min_length=1)
     init_from: str | None = None  # a Hugging Face folder of an Orthros model
     precision: Literal["fp32", "bf16"] = "bf16"
     model: ModelSection

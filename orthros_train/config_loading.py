@@ -170,7 +170,8 @@ def _requirement(problem: Any) -> str:
         return f"must be {EXPECTED[kind]}, but is {found}{_type_remedy(kind, value)}"
     if kind in BOUNDS:
         words, key = BOUNDS[kind]
-        return f"must be {words} {context[key]:g}, but is {found}"
+        bound = context[key] if isinstance(context[key], int) else f"{context[key]:g}"
+        return f"must be {words} {bound}, but is {found}"
     if kind == "literal_error":
         choices = [choice.strip("'") for choice in re.split(r", | or ", context["expected"])]
         guess = nearest(value, choices) if isinstance(value, str) else None

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 
 from orthros_train.conversion.tensor_folder import TensorFolder
-from orthros_train.errors import InputError
+from orthros_train.errors import InputError, damaged_model_errors
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -23,7 +22,7 @@ def build_config(values: dict[str, Any], where: str) -> OrthrosConfig:
     """An OrthrosConfig. Raises InputError, naming `where` the values come from, if the model cannot be so."""
     try:
         return OrthrosConfig(**values)
-    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+    except damaged_model_errors() as error:
         raise InputError(f"{where} describes a model that Orthros cannot be: {error.__cause__ or error}") from error
 
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
 from orthros_train.conversion.config_keys import check_keys
 from orthros_train.conversion.families import FAMILIES, Family
 from orthros_train.conversion.json_files import read_json_object
-from orthros_train.errors import InputError
+from orthros_train.errors import InputError, damaged_model_errors
 
 # Same name and meaning in OrthrosConfig.
 SHARED_OPTIONS = (
@@ -127,7 +126,7 @@ def interpret(raw: dict[str, Any], where: str) -> SourceConfig:
     check_keys(raw, family, where)
     try:
         resolved = AutoConfig.for_model(**_one_rope_spelling(raw, where))
-    except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except damaged_model_errors() as error:
         raise InputError(f"{where} is refused by transformers: {error.__cause__ or error}") from error
     for layer_type in getattr(resolved, "layer_types", None) or ():
         if layer_type not in ("full_attention", "sliding_attention"):

@@ -50,7 +50,7 @@ def cached_arrays(
         raise InputError(f"index cache {folder} cannot be written ({error}); set data.cache_dir") from error
     try:
         return {name: np.load(entry / f"{name}.npy", mmap_mode="r") for name in names}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise InputError(f"index cache {entry} is damaged ({error}); delete that folder") from error
 
 

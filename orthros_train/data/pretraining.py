@@ -85,8 +85,9 @@ class PretrainingData:
         self._key = f"{config.train.seed}/{split}"
         sources = _sources(config.data, split)
         shares = _shares(config.data, split)
-        vocab_size = config.model.vocab_size or tokenizer.vocab_size
+        self._vocab_size = vocab_size = config.model.vocab_size or tokenizer.vocab_size
         cache_dir = _cache_dir(config.data, sources)
+        self._prefixes = [source.prefix for source in sources]
         self._rows: list[PackedRows] = []
         records = []
         for number, source in enumerate(sources):
@@ -105,6 +106,11 @@ class PretrainingData:
         """Sample `index` >= 0 of the split's endless order."""
         source, _, number = self.sample_id(index)
         row = self._rows[source].row(number)
+        if row.max() >= self._vocab_size or row.min() < 0:
+            raise InputError(
+                f"{self._prefixes[source]}.bin holds token id {int(row.max())}, but the vocabulary ends at "
+                f"{self._vocab_size - 1}: the file was changed after preprocessing; write it again"
+            )
         input_ids = row[:-1]
         return Sample(
             input_ids=input_ids,

@@ -15,6 +15,18 @@ QUERY_AFFINES = ("elementwise", "none")
 ATTENTION_KERNELS = ("auto", "eager", "sdpa", "flex", "flash")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
+POSITIVE = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+)
+
 
 @strict
 class OrthrosConfig(PreTrainedConfig):
@@ -64,7 +76,7 @@ class OrthrosConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.head_dim is None:
-            self.head_dim = self.hidden_size // self.num_attention_heads
+            self.head_dim = self.hidden_size // max(self.num_attention_heads, 1)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.attention_output_bias is None:
@@ -91,6 +103,9 @@ class OrthrosConfig(PreTrainedConfig):
         ):
             if value not in allowed:
                 raise ValueError(f"{name}={value!r} is not supported; choose one of {', '.join(allowed)}")
+        for name in POSITIVE:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be positive")
         query_heads, kv_heads, head_dim = self.head_shape
         if query_heads % kv_heads:
             raise ValueError(

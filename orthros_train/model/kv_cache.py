@@ -127,12 +127,13 @@ class KVCache(Cache):
             raise RuntimeError("a KVCache takes no gradients; run under torch.no_grad() or pass use_cache=False")
         layer = self.layers[layer_idx]
         columns, longest, _ = self._pending
+        room = max(longest, 1)  # a batch of padding alone stores nothing, and its queries still read a key: a zero
         if not layer.is_initialized:
             layer.lazy_initialization(
                 key_states.to(self.dtype or key_states.dtype), value_states.to(self.dtype or value_states.dtype)
             )
-        if layer.keys.shape[2] < longest:
-            wanted = max(longest, self._capacity, layer.keys.shape[2] * 3 // 2)
+        if layer.keys.shape[2] < room:
+            wanted = max(room, self._capacity, layer.keys.shape[2] * 3 // 2)
             layer.grow(-(-wanted // GRANULE) * GRANULE)
         for stored, new in ((layer.keys, key_states), (layer.values, value_states)):
             if self._slots is None:
@@ -140,7 +141,7 @@ class KVCache(Cache):
             else:
                 rows, source, target = self._slots
                 stored[rows, :, target] = new[rows, :, source].to(stored.dtype)
-        return layer.keys[:, :, :longest].to(key_states.dtype), layer.values[:, :, :longest].to(value_states.dtype)
+        return layer.keys[:, :, :room].to(key_states.dtype), layer.values[:, :, :room].to(value_states.dtype)
 
     def commit(self) -> None:
         """Count the tokens of the announced call as stored."""

@@ -220,6 +220,10 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
             raise ValueError("packed documents have no cache; pass use_cache=False or leave document_ids out")
         if output_positions is not None and logits_to_keep:
             raise ValueError("give either output_positions or logits_to_keep")
+        if logits_to_keep < 0:
+            raise ValueError(f"logits_to_keep={logits_to_keep} must not be negative")
+        if labels is not None and shift_labels is not None:
+            raise ValueError("give either labels or shift_labels")
         if output_positions is not None:
             check_output_positions(output_positions, tokens.shape[1])
 
@@ -301,11 +305,16 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
             raise TypeError(f"Orthros reads and writes a KVCache, not a {type(cache).__name__}; pass KVCache(config)")
         return KVCache(self.config) if cache is None and use_cache else cache
 
-    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """transformers' own, less what `generate` hands on for its stopping criteria."""
-        for name in ("tokenizer", "assistant_tokenizer"):
-            kwargs.pop(name, None)
-        return super().prepare_inputs_for_generation(*args, **kwargs)
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        inputs_embeds: Tensor | None = None,
+        tokenizer: Any = None,
+        assistant_tokenizer: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """transformers' own, less the tokenizers that `generate` hands on for its stopping criteria."""
+        return super().prepare_inputs_for_generation(input_ids, inputs_embeds=inputs_embeds, **kwargs)
 
     def _prepare_cache_for_generation(  # type: ignore[override]
         self,
@@ -316,7 +325,7 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
         max_cache_length: int,
     ) -> None:
         """Give `generate` a KVCache instead of transformers' default, sized for the whole generation."""
-        if generation_config.cache_implementation is not None:
+        if generation_config.cache_implementation not in (None, "dynamic"):
             raise ValueError("Orthros has one cache, KVCache; leave cache_implementation out")
         if generation_config.use_cache and model_kwargs.get("cache") is None:
             model_kwargs["cache"] = KVCache(self.config, capacity=max_cache_length)

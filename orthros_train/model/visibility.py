@@ -123,7 +123,8 @@ class Visibility:
         if self.window is not None and self.sinks:
             # A query whose sinks lie before the span shares its segment with the block's first query: that segment
             # starts before the span and reaches into it, and segments do not interleave.
-            sinks = self.first[:, queries.start, None] + torch.arange(self.sinks, device=device)  # (B, s)
+            count = min(self.sinks, key_count)
+            sinks = self.first[:, queries.start, None] + torch.arange(count, device=device)  # (B, s)
             before_span = (sinks < low)[:, None]  # (B, 1, s)
             mask = torch.cat((self.sees(queries, sinks) & before_span, mask), dim=-1)
             keys = [sinks.clamp(max=key_count - 1), *keys]

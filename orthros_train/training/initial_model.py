@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from orthros_train.config import Config
-from orthros_train.errors import InputError
+from orthros_train.errors import InputError, damaged_model_errors
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
 from orthros_train.parallel.quiet_deepspeed import silenced
 from orthros_train.training.optimizer import AFFINES
@@ -54,7 +54,7 @@ def build_model(config: Config, model_config: OrthrosConfig) -> OrthrosForCausal
             loaded: Any = OrthrosForCausalLM.from_pretrained(
                 folder, config=model_config, dtype=torch.float32, output_loading_info=True
             )
-    except (OSError, ValueError) as error:
+    except damaged_model_errors() as error:
         raise InputError(f"init_from {folder} cannot be read: {error}") from error
     model, info = loaded
     missing = [name for name in info["missing_keys"] if name.split(".")[-2] not in AFFINES]

@@ -6,6 +6,7 @@ skip together; record; validate, save and report where due. All decisions are ma
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -93,7 +94,8 @@ class Attempt:
         if self.run is not None:
             self.run.close()
         if self.folder.is_ours:
-            self.end("failed", exit_code, reason)
+            with contextlib.suppress(OSError, InputError):  # a full disk must not hide what failed
+                self.end("failed", exit_code, reason)
 
 
 def _run_attempt(config: Config, command: Sequence[str], attempt: Attempt, stop: StopRequests) -> int:

@@ -104,21 +104,26 @@ def read_manifest(folder: Path) -> Manifest:
         body = json.loads(path.read_text(encoding="utf-8"))
         expected = body.pop("manifest_sha256")
         version = body.pop("format")
-    except (ValueError, KeyError, AttributeError, UnicodeDecodeError):
+    except (ValueError, KeyError, AttributeError, TypeError):
         raise InvalidCheckpointError(f"{MANIFEST} is unreadable") from None
     if _digest({"format": version, **body}) != expected:
         raise InvalidCheckpointError(f"{MANIFEST} was altered")
     if version != FORMAT:
         raise InvalidCheckpointError(f"{MANIFEST} has format {version}, this version reads {FORMAT}")
-    progress = Progress(**body.pop("progress"))
-    if step_of(folder) not in (None, progress.step):
-        raise InvalidCheckpointError(f"{MANIFEST} is that of step {progress.step}")
-    return Manifest(
-        progress=progress,
-        layout=Layout(**body.pop("layout")),
-        files=tuple(FileRecord(**record) for record in body.pop("files")),
-        **body,
-    )
+    try:
+        manifest = Manifest(
+            progress=Progress(**body.pop("progress")),
+            layout=Layout(**body.pop("layout")),
+            files=tuple(FileRecord(**record) for record in body.pop("files")),
+            **body,
+        )
+    except (TypeError, KeyError):
+        raise InvalidCheckpointError(f"{MANIFEST} lacks an entry or has one that this version does not know") from None
+    if not manifest.files:
+        raise InvalidCheckpointError(f"{MANIFEST} names no file")
+    if step_of(folder) not in (None, manifest.progress.step):
+        raise InvalidCheckpointError(f"{MANIFEST} is that of step {manifest.progress.step}")
+    return manifest
 
 
 def verify_files(folder: Path, records: Iterable[FileRecord]) -> str | None:

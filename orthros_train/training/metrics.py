@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from orthros_train.data.storage import write_text_atomically
+from orthros_train.errors import InputError
 
 Record = dict[str, Any]
 TENSORBOARD_TAGS = {
@@ -87,11 +88,21 @@ class MetricsLog:
 
 
 def read_metrics(file: Path) -> list[Record]:
-    """The complete records of a metrics.jsonl; none if there is no such file."""
+    """The complete records of a metrics.jsonl; none if there is no such file.
+
+    Raises:
+        InputError: a line is no record.
+    """
     if not file.exists():
         return []
-    lines = file.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last newline was never finished
-    return [json.loads(line) for line in lines]
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last newline was never finished
+        records = [json.loads(line) for line in lines]
+        if not all(isinstance(record["step"], int) for record in records):
+            raise TypeError
+    except (OSError, ValueError, TypeError, KeyError):
+        raise InputError(f"{file} is damaged; restore it from a copy or remove it, the checkpoints are apart") from None
+    return records
 
 
 def finite_or_none(value: float) -> float | None:

@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from orthros_train.training.metrics import Record
 
+LONGEST_SECONDS = 10**9  # that a line shows as left
+
 
 class ProgressReport:
     """Prints one line every `interval_steps` steps and keeps a live bar below them on a terminal."""
@@ -51,7 +53,7 @@ class ProgressReport:
 
 def describe_step(record: Record, steps: int) -> str:
     """One line about a step."""
-    remaining = timedelta(seconds=round((steps - record["step"]) * record["step_seconds"]))
+    remaining = timedelta(seconds=min(round((steps - record["step"]) * record["step_seconds"]), LONGEST_SECONDS))
     parts = [
         f"step {record['step']}/{steps}",
         f"loss {_number(record['loss'], '.4f')}",

@@ -128,17 +128,25 @@ def start_ranks(timeout_seconds: float) -> Ranks:
 def _launcher_numbers() -> tuple[int, int, int]:
     """(rank, world size, local rank) as the launcher, or a process group that is already up, has them."""
     if dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", dist.get_rank()))
+        return dist.get_rank(), dist.get_world_size(), _number("LOCAL_RANK", dist.get_rank())
     present = [name for name in LAUNCHER_VARIABLES if name in os.environ]
-    if not present or int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return 0, 1, int(os.environ.get("LOCAL_RANK", "0"))
+    if not present or _number("WORLD_SIZE", 1) == 1:
+        return 0, 1, _number("LOCAL_RANK", 0)
     missing = [name for name in (*LAUNCHER_VARIABLES, "MASTER_ADDR") if name not in os.environ]
     if missing:
         raise InputError(
             f"the launcher set {', '.join(present)} but not {', '.join(missing)}: "
             "start several ranks with torchrun, or unset these variables to train in one process"
         )
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+    return _number("RANK", 0), _number("WORLD_SIZE", 1), _number("LOCAL_RANK", 0)
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"{variable} of the environment is {text!r}, not a number; correct or unset it") from None
 
 
 def _choose_device(local_rank: int) -> torch.device:

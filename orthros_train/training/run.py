@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from pydantic import ValidationError
 
 from orthros_train.config import Config, gradient_accumulation_steps, orthros_config
 from orthros_train.data import PretrainingData, SplitTooSmallError, Tokenizer, load_tokenizer
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig
+from orthros_train.model.attention_kernels import choose_kernel
 from orthros_train.model.parameter_count import parameter_count
 from orthros_train.training.checkpoint_folders import checkpoint_folders
 from orthros_train.training.checkpoints import (
@@ -112,6 +114,7 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
     train_data = ranks.together(lambda: PretrainingData(config, tokenizer, "train"))
     validation_data = ranks.together(lambda: _validation_data(config, tokenizer))
     model_config = ranks.together(lambda: orthros_config(config, tokenizer.vocab_size))
+    ranks.together(lambda: _check_kernel(config, model_config, ranks))
     identity = fingerprints(tokenizer, train_data)
     choice = choose_checkpoint(folder.checkpoints, ranks)
     progress = Progress() if choice is None else choice.manifest.progress
@@ -155,6 +158,14 @@ def _validation_data(config: Config, tokenizer: Tokenizer) -> PretrainingData | 
         if config.data.validation is None and config.evaluation.interval_steps is None:
             return None
         raise
+
+
+def _check_kernel(config: Config, model_config: OrthrosConfig, ranks: Ranks) -> None:
+    try:
+        dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        choose_kernel(model_config.attention_kernel, ranks.device, dtype, True, model_config.base_sinks)
+    except ValueError as error:
+        raise InputError(f"model.{error}") from error
 
 
 def _check_same_run(choice: Choice, config: Config, identity: dict[str, str]) -> None:

@@ -30,6 +30,7 @@ import torch
 from orthros_train.config import Config, config_to_yaml, load_config
 from orthros_train.data.storage import file_lock, write_text_atomically
 from orthros_train.errors import InputError
+from orthros_train.training.metrics import read_metrics
 from orthros_train.training.ranks import Ranks
 
 CHANGEABLE = (
@@ -96,7 +97,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.metrics_file = self.path / "metrics.jsonl"
         self.attempt = 1
-        self.is_ours = False  # it may be written to
+        self.is_ours = False  # it is locked and may be written to
         self._config = config
         self._lock = ExitStack()
 
@@ -107,8 +108,13 @@ class RunFolder:
             InputError: it holds another run, something that is no run, or a run that `checkpoint.resume` says not to
                 continue.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"output_dir {self.path} is a file; choose a folder")
+        try:
+            if self.path.exists() and not self.path.is_dir():
+                raise InputError(f"output_dir {self.path} is a file; choose a folder")
+        except (OSError, ValueError) as error:  # too long, or with a NUL
+            raise InputError(
+                f"output_dir {str(self.path)[:60]!r} is no possible path ({error}); choose another"
+            ) from error
         present = [name for name in RUN_FILES if (self.path / name).exists()]
         if not present:
             return
@@ -124,8 +130,9 @@ class RunFolder:
                 f"output_dir {self.path} already holds this run and checkpoint.resume is false; "
                 "set it to true or choose another output_dir"
             )
-        self.attempt = int((self.read_status() or {}).get("attempt", 0)) + 1
-        self.is_ours = True
+        self.attempt = (self.read_status() or {"attempt": 0})["attempt"] + 1
+        self.read_receipt()
+        read_metrics(self.metrics_file)  # damaged ones are refused before anything is written
 
     def open(self) -> None:
         """Create the folder or take it over for the next attempt, and lock it until `release`.
@@ -151,9 +158,12 @@ class RunFolder:
         self._lock.close()
 
     def read_status(self) -> dict[str, Any] | None:
-        """status.json, or None where there is none."""
-        file = self.path / "status.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        """status.json, or None where there is none. Raises InputError if it is damaged."""
+        return _read_json(self.path / "status.json", attempt=int, step=int)
+
+    def read_receipt(self) -> dict[str, Any] | None:
+        """receipt.json, or None where there is none. Raises InputError if it is damaged."""
+        return _read_json(self.path / "receipt.json", attempt=int, previous=list)
 
     def write_status(self, state: str, step: int, exit_code: int | None = None, reason: str | None = None) -> None:
         """Replace status.json. `exit_code` is null while running; `reason` says why a run stopped or failed."""
@@ -164,20 +174,32 @@ class RunFolder:
         """Replace receipt.json; the receipts of earlier attempts move into its list `previous`."""
         file = self.path / "receipt.json"
         previous: list[dict[str, Any]] = []
-        if file.exists():
-            last = json.loads(file.read_text(encoding="utf-8"))
-            previous = last.pop("previous", [])
-            if last.get("attempt") != receipt["attempt"]:
+        last = self.read_receipt()
+        if last is not None:
+            previous = last.pop("previous")
+            if last["attempt"] != receipt["attempt"]:
                 previous.append(last)
         write_text_atomically(file, json.dumps({**receipt, "previous": previous}, indent=2) + "\n")
 
     def close_receipt(self, **fields: Any) -> None:
         """Fill in how this attempt ended, if its receipt was written."""
-        file = self.path / "receipt.json"
-        if file.exists():
-            receipt = json.loads(file.read_text(encoding="utf-8"))
-            if receipt["attempt"] == self.attempt:
-                write_text_atomically(file, json.dumps({**receipt, **fields}, indent=2) + "\n")
+        receipt = self.read_receipt()
+        if receipt is not None and receipt["attempt"] == self.attempt:
+            write_text_atomically(self.path / "receipt.json", json.dumps({**receipt, **fields}, indent=2) + "\n")
+
+
+def _read_json(file: Path, **required: type) -> dict[str, Any] | None:
+    """The object in a file of the run, with entries of the required types; None where there is no file."""
+    if not file.exists():
+        return None
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        sound = isinstance(content, dict) and all(isinstance(content.get(key), kind) for key, kind in required.items())
+    except (OSError, ValueError):
+        sound = False
+    if not sound:
+        raise InputError(f"{file} is damaged; restore it from a copy or remove it, the checkpoints are apart")
+    return content
 
 
 def now() -> str:

@@ -170,6 +170,20 @@ def test_a_block_touches_its_window_and_sinks_only(window, sinks, monkeypatch):
     assert touched <= 1000 + blocks * (window - 1 + sinks)
 
 
+def test_gradients_of_keys_add_up_in_single_precision():
+    """A bf16 key that a hundred blocks read: the sum is rounded once, not at every block."""
+    positions = torch.arange(256)[None]
+    visibility = Visibility(positions, torch.zeros_like(positions), 200, 0, contiguous_from=0)
+    generator = torch.Generator().manual_seed(0)
+    half = [torch.randn(1, heads, 256, 8, generator=generator).bfloat16().requires_grad_() for heads in (2, 1, 1)]
+    exact = [part.detach().double().requires_grad_() for part in half]
+    gradients = [
+        torch.autograd.grad(attend(*inputs, visibility, "sdpa").double().sum(), inputs[2])[0].double()
+        for inputs in (half, exact)
+    ]
+    assert_close(gradients[0], gradients[1], 4e-3)
+
+
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_a_segment_never_reads_another(kernel):
     """Exactly: infinite keys of segment 1 do not reach segment 2, nor the other way round."""

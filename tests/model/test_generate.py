@@ -168,6 +168,27 @@ def test_streaming_gives_the_same_text():
     assert "".join(streamer) == tokenizer.decode(generated[0, 5:])
 
 
+def test_generation_from_embeddings():
+    model = model_for_generation()
+    prompt = token_ids(2, 7)
+    embeds = model.get_input_embeddings()(prompt)
+    generated = model.generate(inputs_embeds=embeds, max_new_tokens=8, do_sample=False)
+    assert torch.equal(generated, model.generate(prompt, max_new_tokens=8, do_sample=False)[:, 7:])
+
+
+def test_prompt_lookup_decoding_rolls_the_cache_back():
+    model = model_for_generation()
+    prompt = token_ids(1, 6).repeat(1, 4)
+    plain = model.generate(prompt, max_new_tokens=20, do_sample=False)
+    assert torch.equal(model.generate(prompt, max_new_tokens=20, do_sample=False, prompt_lookup_num_tokens=4), plain)
+
+
+def test_the_dynamic_cache_of_transformers_means_ours():
+    model, prompt = model_for_generation(), token_ids(1, 4)
+    options = {"max_new_tokens": 3, "do_sample": False, "return_dict_in_generate": True}
+    assert isinstance(model.generate(prompt, cache_implementation="dynamic", **options).cache, KVCache)
+
+
 def test_another_cache_implementation_is_refused():
     with pytest.raises(ValueError, match="one cache"):
         model_for_generation().generate(token_ids(1, 4), max_new_tokens=2, cache_implementation="static")

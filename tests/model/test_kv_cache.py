@@ -145,6 +145,18 @@ def test_a_failed_forward_leaves_the_cache_as_it_was():
     assert_close(model.decode(ids[:, 6], cache), model(ids[:, :7]).logits[:, -1])
 
 
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+@arms
+@torch.no_grad()
+def test_a_batch_of_padding_alone_stores_nothing_and_is_finite(arm, kernel):
+    model = tiny_model(attention_kernel=kernel, **arm)
+    ids, cache = token_ids(2, 6), KVCache(model.config)
+    logits = model(ids, attention_mask=torch.zeros(2, 6), cache=cache).logits
+    assert logits.isfinite().all()
+    assert (cache.lengths.tolist(), cache.keys(0).shape[2], cache.get_seq_length()) == ([0, 0], 0, 6)
+    assert_close(model(ids, cache=cache).logits, model(ids).logits)
+
+
 @torch.no_grad()
 def test_storage_dtype_is_an_option():
     model = tiny_model(torch.float32)

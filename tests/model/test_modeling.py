@@ -356,6 +356,16 @@ def test_no_valid_label_is_a_zero_loss_not_nan():
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_losses_are_computed_in_single(dtype):
+    model = tiny_model(dtype, initializer_range=0.05)
+    ids = token_ids(2, 40)
+    output = model(ids, labels=ids)
+    assert (output.logits.dtype, output.loss.dtype) == (dtype, torch.float32)
+    expected = torch.nn.functional.cross_entropy(output.logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+    assert_close(output.loss, expected, 1e-6)
+
+
 # --- dead code and options ---
 
 
@@ -408,6 +418,8 @@ def test_inputs_embeds_and_position_ids():
         ({"input_ids": torch.zeros(1, 0, dtype=torch.int64)}, "at least one token"),
         ({"output_positions": torch.tensor([[1]]), "logits_to_keep": 1}, "either output_positions"),
         ({"document_ids": torch.zeros(1, 4), "use_cache": True}, "no cache"),
+        ({"logits_to_keep": -1}, "must not be negative"),
+        ({"labels": torch.zeros(1, 4), "shift_labels": torch.zeros(1, 4)}, "either labels or shift_labels"),
         ({"attention_mask": torch.ones(1, 3)}, "attention_mask must be"),
     ],
 )
@@ -433,6 +445,11 @@ def test_a_foreign_cache_is_refused():
         ({"base_window": -3}, "base_window=-3"),
         ({"num_key_value_heads": 3}, "not a multiple"),
         ({"head_dim": 7}, "odd"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0 must be positive"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads=0 must be positive"),
+        ({"hidden_size": -32}, "hidden_size=-32 must be positive"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0 must be positive"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps=-1.0 must be positive"),
         ({"architecture": "rnn"}, "architecture='rnn'"),
         ({"architecture": "transformer", "query_affine": "elementwise"}, "no query affine"),
         ({"base_sinks": 2, "base_window": None}, "needs a base_window"),

@@ -124,9 +124,9 @@ def test_existing_output_needs_overwrite(here: Here, text: Path, tmp_path: Path)
 
 @pytest.fixture(scope="module")
 def much_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Enough for seconds of work."""
+    """200 MB: work that outlasts an interrupt even where the test is kept waiting."""
     path = tmp_path_factory.mktemp("much") / "much.jsonl"
-    path.write_text((json.dumps({"text": "abcdefghi " * 10000}) + "\n") * 400)
+    path.write_text((json.dumps({"text": "abcdefghi " * 10000}) + "\n") * 2000)
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,6 @@ def test_what_may_change(finished: dict[str, Any]) -> None:
     }
     folder = RunFolder(small_config(**{**finished, **changes}))
     folder.inspect()
-    assert folder.is_ours
     assert folder.attempt == 2
 
 
@@ -234,3 +234,47 @@ def test_output_dir_that_cannot_be_written(tmp_path: Path, corpus: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(AssertionError, match=r"InputError: output_dir .* cannot be written .*Not a directory"):
         run(small_config(tmp_path / "file" / "run", corpus))
+
+
+DAMAGE = {"empty": b"", "binary": b"\xff\xfe", "no JSON": b"{", "a list": b"[1]\n", "another shape": b'{"step": "x"}\n'}
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        (name, damage)
+        for name in ("status.json", "receipt.json", "metrics.jsonl")
+        for damage in DAMAGE
+        if (name, damage) != ("metrics.jsonl", "empty")  # a run without records yet
+    ],
+)
+def test_a_damaged_file_of_the_run_is_named_before_anything_changes(
+    tmp_path: Path, corpus: Path, name: str, damage: str
+) -> None:
+    config = small_config(tmp_path / "run", corpus, train__steps=1, schedule={})
+    folder = RunFolder(config)
+    folder.open()
+    folder.write_status("stopped", 1)
+    folder.write_receipt({"attempt": 1})
+    folder.release()
+    (folder.path / name).write_bytes(DAMAGE[damage])
+    before = {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
+    with pytest.raises(InputError, match=rf"{re.escape(name)} is damaged; restore it"):
+        RunFolder(config).inspect()
+    assert before == {path: path.read_bytes() for path in folder.path.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["nul\0byte", "x" * 5000])
+def test_an_impossible_path_is_one_line(corpus: Path, name: str) -> None:
+    with pytest.raises(InputError, match="is no possible path"):
+        RunFolder(small_config(Path(name), corpus)).inspect()
+
+
+@pytest.mark.parametrize("kernel", ["flash", "flex"])
+def test_a_kernel_that_cannot_train_here_is_refused_before_anything_is_written(
+    tmp_path: Path, corpus: Path, kernel: str
+) -> None:
+    config = small_config(tmp_path / "run", corpus, model={**MODEL, "attention_kernel": kernel})
+    with pytest.raises(InputError, match=f"model.attention_kernel={kernel} cannot run"):
+        train(config, ["test"])
+    assert not (tmp_path / "run").exists()
