@@ -93,7 +93,7 @@ class Attempt:
         """Record a failure where there is a folder to record it in."""
         if self.run is not None:
             self.run.close()
-        if self.folder.is_ours:
+        if self.folder.claim():
             with contextlib.suppress(OSError, InputError):  # a full disk must not hide what failed
                 self.end("failed", exit_code, reason)
 

@@ -15,6 +15,7 @@ CHANGEABLE.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import socket
 import subprocess
@@ -98,6 +99,7 @@ class RunFolder:
         self.metrics_file = self.path / "metrics.jsonl"
         self.attempt = 1
         self.is_ours = False  # it is locked and may be written to
+        self._is_this_run = False
         self._config = config
         self._lock = ExitStack()
 
@@ -109,12 +111,15 @@ class RunFolder:
                 continue.
         """
         try:
-            if self.path.exists() and not self.path.is_dir():
-                raise InputError(f"output_dir {self.path} is a file; choose a folder")
-        except (OSError, ValueError) as error:  # too long, or with a NUL
+            os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except (OSError, ValueError) as error:  # too long, with a NUL, or not to be looked at
             raise InputError(
                 f"output_dir {str(self.path)[:60]!r} is no possible path ({error}); choose another"
             ) from error
+        if not self.path.is_dir():
+            raise InputError(f"output_dir {self.path} is a file; choose a folder")
         present = [name for name in RUN_FILES if (self.path / name).exists()]
         if not present:
             return
@@ -133,6 +138,7 @@ class RunFolder:
         self.attempt = (self.read_status() or {"attempt": 0})["attempt"] + 1
         self.read_receipt()
         read_metrics(self.metrics_file)  # damaged ones are refused before anything is written
+        self._is_this_run = True
 
     def open(self) -> None:
         """Create the folder or take it over for the next attempt, and lock it until `release`.
@@ -152,6 +158,16 @@ class RunFolder:
             raise InputError(f"output_dir {self.path} cannot be written ({error}); choose another") from error
         self.is_ours = True
         write_text_atomically(self.path / "config.yaml", config_to_yaml(self._config))
+
+    def claim(self) -> bool:
+        """Whether this process may write here: it holds the lock, or the folder is this run's and nobody else does."""
+        if not self.is_ours and self._is_this_run:
+            try:
+                self._lock.enter_context(file_lock(self.path / ".lock", blocking=False))
+            except OSError:  # a process trains here, or the folder cannot be written
+                return False
+            self.is_ours = True
+        return self.is_ours
 
     def release(self) -> None:
         """Let go of the folder. The kernel does so, too, when the process ends."""

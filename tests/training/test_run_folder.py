@@ -17,6 +17,7 @@ from orthros_train.errors import InputError
 from orthros_train.model.flops import forward_flops, palm_flops_per_token
 from orthros_train.training.loop import train
 from orthros_train.training.run_folder import CHANGEABLE, RunFolder, identity
+from tests.distributed import run_distributed
 from tests.training.small_runs import MODEL, losses, metrics, run, small_config, write_corpus
 
 FIELDS = [
@@ -236,7 +237,13 @@ def test_output_dir_that_cannot_be_written(tmp_path: Path, corpus: Path) -> None
         run(small_config(tmp_path / "file" / "run", corpus))
 
 
-DAMAGE = {"empty": b"", "binary": b"\xff\xfe", "no JSON": b"{", "a list": b"[1]\n", "another shape": b'{"step": "x"}\n'}
+DAMAGE = {
+    "empty": b"",
+    "binary": b"\xff\xfe",
+    "no JSON": b"{\n",
+    "a list": b"[1]\n",
+    "another shape": b'{"step": "x"}\n',
+}
 
 
 @pytest.mark.parametrize(
@@ -275,6 +282,26 @@ def test_a_kernel_that_cannot_train_here_is_refused_before_anything_is_written(
     tmp_path: Path, corpus: Path, kernel: str
 ) -> None:
     config = small_config(tmp_path / "run", corpus, model={**MODEL, "attention_kernel": kernel})
-    with pytest.raises(InputError, match=f"model.attention_kernel={kernel} cannot run"):
-        train(config, ["test"])
+
+    def refused() -> None:
+        with pytest.raises(InputError, match=f"model.attention_kernel={kernel} cannot run"):
+            train(config, ["test"])
+
+    run_distributed(refused, 1, process_group=False)  # in a process of its own: train joins process groups
     assert not (tmp_path / "run").exists()
+
+
+def test_a_failed_second_start_leaves_the_status_of_a_running_one(tmp_path: Path, corpus: Path) -> None:
+    config = small_config(tmp_path / "run", corpus)
+    running = RunFolder(config)
+    running.open()
+    running.write_status("running", 3)
+
+    def second_start() -> None:
+        other = small_config(tmp_path / "run", corpus, data__train=[{"prefix": "nowhere"}])
+        with pytest.raises(InputError):
+            train(other, ["test"])
+
+    run_distributed(second_start, 1, process_group=False)
+    assert running.read_status() == {"state": "running", "exit_code": None, "step": 3, "attempt": 1, "reason": None}
+    running.release()
