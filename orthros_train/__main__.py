@@ -20,8 +20,8 @@ EXAMPLES = """\
   python -m orthros_train configs/orthros_130m.yaml train.steps=2000 optimizer.learning_rate=1e-3
   torchrun --nproc-per-node 2 -m orthros_train configs/demo.yaml output_dir=outputs/two_ranks
 
-The same command runs under torchrun, srun, mpirun and deepspeed. Started again with the same output_dir, a run
-resumes from its newest valid checkpoint.
+The same command runs under torchrun and deepspeed, or with RANK, WORLD_SIZE and LOCAL_RANK set. Started again with
+the same output_dir, a run resumes from its newest valid checkpoint.
 
 exit codes:
   0   done

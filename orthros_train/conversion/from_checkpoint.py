@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import AutoTokenizer
 
 from orthros_train.conversion.model_card import write_model_card
 from orthros_train.conversion.model_parameters import model_name
@@ -43,6 +45,7 @@ def export_hf(checkpoint_dir: str | Path, output_dir: str | Path, dtype: str = "
     manifest = _verified(checkpoint)
     model = _model(checkpoint, DTYPES[dtype])
     parameters = sum(parameter.numel() for parameter in model.parameters())
+    _name_special_tokens(model, checkpoint)
     with finished_folder(output, parameters * DTYPES[dtype].itemsize) as folder:
         with silenced():  # a progress bar
             model.save_pretrained(folder)
@@ -71,6 +74,16 @@ def _verified(checkpoint: Path) -> Manifest:
     if problem is not None:
         raise InputError(f"checkpoint {checkpoint} is damaged: {problem}")
     return manifest
+
+
+def _name_special_tokens(model: OrthrosForCausalLM, checkpoint: Path) -> None:
+    """Tell the model which ids begin, end and pad a text, so that `generate` stops without being told."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint / HF_FOLDER)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        value = getattr(tokenizer, name)
+        if value is not None:
+            setattr(model.config, name, value)
+            setattr(model.generation_config, name, value)
 
 
 def _model(checkpoint: Path, dtype: torch.dtype) -> OrthrosForCausalLM:

@@ -28,6 +28,7 @@ Errors = tuple[type[Exception], ...]  # whose constructors take the message alon
 Problem = tuple[type[Exception], str]
 
 DISK_TIMEOUT = timedelta(days=1)
+FOREIGN_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # of mpirun and srun
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
@@ -130,6 +131,12 @@ def _launcher_numbers() -> tuple[int, int, int]:
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size(), _number("LOCAL_RANK", dist.get_rank())
     present = [name for name in LAUNCHER_VARIABLES if name in os.environ]
+    foreign = next((name for name in FOREIGN_SIZES if _number(name, 1) > 1), None)
+    if foreign is not None and "WORLD_SIZE" not in os.environ:
+        raise InputError(
+            f"{foreign} says {os.environ[foreign]} processes, but RANK, WORLD_SIZE and LOCAL_RANK are not set: each "
+            "would train alone; start with torchrun or deepspeed, or set them and MASTER_ADDR for every process"
+        )
     if not present or _number("WORLD_SIZE", 1) == 1:
         return 0, 1, _number("LOCAL_RANK", 0)
     missing = [name for name in (*LAUNCHER_VARIABLES, "MASTER_ADDR") if name not in os.environ]

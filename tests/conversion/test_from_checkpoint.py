@@ -84,6 +84,14 @@ def test_what_a_conversion_knew_of_its_source_survives_training(finished: Path, 
     assert exported["source_config"] == {"model_type": "mistral"}
 
 
+def test_generation_knows_where_a_text_ends(finished: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(export_hf(finished, tmp_path / "model"), trust_remote_code=True)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        assert getattr(model.config, name) == getattr(model.generation_config, name) == getattr(tokenizer, name)
+    assert model.generation_config.eos_token_id is not None
+
+
 def test_the_folder_carries_a_card_and_readable_weights(finished: Path, tmp_path: Path) -> None:
     folder = export_hf(finished, tmp_path / "model")
     assert "2610.13735" in (folder / "README.md").read_text()

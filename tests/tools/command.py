@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+
+
+def _hear_interrupts() -> None:
+    """As in a foreground job: one started in the background ignores SIGINT, and hands that on to its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def start(tool: str, *arguments: str | Path) -> subprocess.Popen[str]:
@@ -21,6 +27,7 @@ def start(tool: str, *arguments: str | Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # a process group of its own, as under a shell
+        preexec_fn=_hear_interrupts,  # noqa: PLW1509  this process forks no threads of its own
     )
 
 
