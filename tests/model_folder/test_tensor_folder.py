@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from orthros_train.conversion.tensor_folder import TensorFolder, TensorInfo
 from orthros_train.errors import InputError
+from orthros_train.model_folder.tensor_folder import TensorFolder, TensorInfo
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).view(2, 3),

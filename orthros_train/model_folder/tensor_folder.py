@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from orthros_train.conversion.json_files import read_json_object
 from orthros_train.errors import InputError
+from orthros_train.model_folder.json_files import read_json_object
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # in safetensors' names
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from orthros_train.conversion.tensor_folder import TensorFolder
 from orthros_train.errors import InputError, damaged_model_errors
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.model_folder.tensor_folder import TensorFolder
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 AFFINE = re.compile(r"\.(base|output)_query\.(gain|shift)$")
