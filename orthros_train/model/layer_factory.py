@@ -79,9 +79,17 @@ class LayerFactory:
         """The shape of the whole parameter of which this rank holds `parameter`."""
         return tuple(parameter.shape)
 
+    def slices(self, parameter: Tensor) -> tuple[slice, ...]:
+        """Where in the whole tensor, of shape `full_shape(parameter)`, this rank's part lies: a slice for each dim."""
+        return tuple(slice(0, size) for size in parameter.shape)
+
+    def pad(self, parameter: Tensor, part: Tensor) -> Tensor:
+        """What `slices` selected, shaped as `parameter`: tensor parallelism would add zeros for ids that are none."""
+        return part
+
     def shard(self, parameter: Tensor, whole: Tensor) -> Tensor:
         """This rank's part, shaped as `parameter`, of the whole tensor of shape `full_shape(parameter)`."""
-        return whole
+        return self.pad(parameter, whole[self.slices(parameter)])
 
     def reset_parameter(self, name: str, parameter: Tensor, seed: int) -> None:
         """Draw one parameter in place from a generator seeded by (seed, its name in OrthrosForCausalLM).

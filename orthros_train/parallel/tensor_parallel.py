@@ -152,15 +152,19 @@ class TensorParallelFactory(LayerFactory):
             shape[0] = self.config.vocab_size
         return tuple(shape)
 
-    def shard(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        """This rank's part of the whole tensor; padding rows of the vocabulary are zero."""
-        dim = self.partition_dim(parameter)
-        if dim is None:
-            return whole
-        missing = parameter.shape[dim] * self.mesh.tensor_size - whole.shape[dim]
-        if missing:
-            whole = torch.cat((whole, whole.new_zeros(missing, *whole.shape[1:])), dim=0)
-        return whole.chunk(self.mesh.tensor_size, dim=dim)[self.mesh.tensor_rank]
+    def slices(self, parameter: Tensor) -> tuple[slice, ...]:
+        """This rank's share of the split dim; it ends with the real vocabulary, whatever of the share is padding."""
+        whole = self.full_shape(parameter)
+        found = [slice(0, size) for size in whole]
+        if (dim := self.partition_dim(parameter)) is not None:
+            start = self.mesh.tensor_rank * parameter.shape[dim]
+            found[dim] = slice(min(start, whole[dim]), min(start + parameter.shape[dim], whole[dim]))
+        return tuple(found)
+
+    def pad(self, parameter: Tensor, part: Tensor) -> Tensor:
+        """Padding rows of the vocabulary are zero."""
+        missing = parameter.shape[0] - part.shape[0]
+        return F.pad(part, (0, 0, 0, missing)) if missing else part
 
     @staticmethod
     def partition_dim(parameter: Tensor) -> int | None:
