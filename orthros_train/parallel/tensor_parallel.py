@@ -11,6 +11,7 @@ Shapes: B batch, N tokens, H query heads, d head size, R ranks of the tensor axi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -146,28 +147,33 @@ class TensorParallelFactory(LayerFactory):
     def full_shape(self, parameter: Tensor) -> tuple[int, ...]:
         """The whole parameter's shape, with the vocabulary as it is outside."""
         shape = list(parameter.shape)
-        if (dim := self.partition_dim(parameter)) is not None:
+        if (dim := self.split_dim(parameter)) is not None:
             shape[dim] *= self.mesh.tensor_size
         if getattr(parameter, "is_vocabulary", False):
             shape[0] = self.config.vocab_size
         return tuple(shape)
 
-    def slices(self, parameter: Tensor) -> tuple[slice, ...]:
-        """This rank's share of the split dim; it ends with the real vocabulary, whatever of the share is padding."""
-        whole = self.full_shape(parameter)
-        found = [slice(0, size) for size in whole]
-        if (dim := self.partition_dim(parameter)) is not None:
-            start = self.mesh.tensor_rank * parameter.shape[dim]
-            found[dim] = slice(min(start, whole[dim]), min(start + parameter.shape[dim], whole[dim]))
+    def slices(self, parameter: Tensor, shape: Sequence[int]) -> tuple[slice, ...]:
+        """This rank's share of the split dim, less what of it is padding of the vocabulary."""
+        found = [slice(0, size) for size in shape]
+        if (dim := self.split_dim(parameter)) is not None:
+            start = self.mesh.tensor_rank * self._share(shape[dim])
+            found[dim] = slice(min(start, shape[dim]), min(start + self._share(shape[dim]), shape[dim]))
         return tuple(found)
 
-    def pad(self, parameter: Tensor, part: Tensor) -> Tensor:
-        """Padding rows of the vocabulary are zero."""
-        missing = parameter.shape[0] - part.shape[0]
-        return F.pad(part, (0, 0, 0, missing)) if missing else part
+    def shard(self, parameter: Tensor, whole: Tensor) -> Tensor:
+        """This rank's part of the whole tensor; padding rows of the vocabulary are zero."""
+        part = whole[self.slices(parameter, whole.shape)]
+        dim = self.split_dim(parameter)
+        if dim is not None and (missing := self._share(whole.shape[dim]) - part.shape[dim]):
+            part = torch.cat((part, whole.new_zeros(missing, *whole.shape[1:])), dim=0)
+        return part
 
-    @staticmethod
-    def partition_dim(parameter: Tensor) -> int | None:
+    def _share(self, size: int) -> int:
+        """What each rank holds of a dim, padding included."""
+        return -(-size // self.mesh.tensor_size)
+
+    def split_dim(self, parameter: Tensor) -> int | None:
         """The dim that is split over the tensor axis; None for a replicated parameter."""
         return parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None  # type: ignore[attr-defined]
 

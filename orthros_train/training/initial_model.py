@@ -83,7 +83,9 @@ def set_initial_values(
         if tensors is None or name not in tensors.infos:  # the folder was found to lack affines alone
             factory.reset_parameter(name, parameter, config.train.seed)
         else:
-            parameter.copy_(factory.pad(parameter, tensors.read(name, factory.slices(parameter))))
+            part = tensors.read(name, factory.slices(parameter, tensors.infos[name].shape))
+            parameter.zero_()  # what lies beyond the part pads the vocabulary
+            parameter[tuple(slice(0, size) for size in part.shape)] = part
 
 
 def _open_folder(folder: Path, model_config: OrthrosConfig) -> TensorFolder:

@@ -20,6 +20,7 @@ from orthros_train.errors import InputError
 from orthros_train.training.batches import BatchLoader
 from orthros_train.training.engine import StepResult
 from orthros_train.training.failures import TrainingFailureError
+from orthros_train.training.lost_ranks import lost_rank
 from orthros_train.training.metrics import Record, finite_or_none
 from orthros_train.training.ranks import Ranks, start_ranks
 from orthros_train.training.run import Run, prepare_run
@@ -66,8 +67,12 @@ def train(config: Config, command: Sequence[str]) -> int:
             attempt.fail(EXIT_BAD_INPUT, str(error))
             raise
         except BaseException as error:
-            attempt.fail(EXIT_FAILED, f"{type(error).__name__}: {error}")
-            raise
+            lost = lost_rank(error, ranks.rank, attempt.moment)
+            attempt.fail(EXIT_FAILED, lost or f"{type(error).__name__}: {error}")
+            if lost is None:
+                raise
+            print(f"error: {lost}", file=sys.stderr)  # by every rank: the first may be the one that was lost
+            return EXIT_FAILED
         finally:
             folder.release()
 
@@ -79,6 +84,11 @@ class Attempt:
     ranks: Ranks
     folder: RunFolder
     run: Run | None = None
+
+    @property
+    def moment(self) -> str:
+        """When something happens to it, in words."""
+        return "while it started" if self.run is None else f"after step {self.run.progress.step}"
 
     def end(self, state: str, exit_code: int, reason: str | None = None) -> int:
         """Record the end and return the exit code."""

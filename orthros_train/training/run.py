@@ -29,6 +29,7 @@ from orthros_train.training.checkpoints import (
 from orthros_train.training.disk_space import check_disk_space
 from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.initial_model import build_model
+from orthros_train.training.lost_ranks import limit_waiting
 from orthros_train.training.manifest import Layout, Manifest, Progress
 from orthros_train.training.metrics import MetricsLog
 from orthros_train.training.progress_report import ProgressReport
@@ -131,6 +132,7 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
         folder.write_status("running", progress.step)
         metrics = MetricsLog(folder.metrics_file, progress.step, config.logging.tensorboard)
     engine = TrainingEngine(model, config, ranks, accumulation)
+    limit_waiting(ranks, config.parallel.timeout_seconds)
     if choice is not None:
         _load(engine, choice, layout_of(config, ranks), report)
     return Run(
