@@ -78,7 +78,7 @@ class Demo:
         first = seeds[0]
         check = self.steps.run(f"cache-check-{first}", "Cache check", self._check_cache, first)
         name = "-".join(map(str, (first, "at", *prefill_lengths)))
-        times = self.steps.run(f"times-{name}", "Times", self._time, first, prefill_lengths)
+        times = self.steps.run(f"times-{name}", f"Times, seed {first}", self._time, first, prefill_lengths)
         sample = self.steps.run(f"sample-{first}", "Sample", self._sample, first)
         return {
             "seeds": list(seeds),

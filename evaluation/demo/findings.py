@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from evaluation.demo.provenance import busy
+
 
 def findings(results: dict[str, Any]) -> list[str]:
     """What was measured, in sentences that follow the figures (Markdown, one line each)."""
@@ -15,7 +17,7 @@ def findings(results: dict[str, Any]) -> list[str]:
     slower = training["orthros"] / training["transformer"]
     check = results["cache_check"]
     differences = ", ".join(f"{value:.1e} in {dtype}" for dtype, value in check["max_difference"].items())
-    return [
+    lines = [
         f"**Equal tokens:** Orthros is {_compare(results, 'transformer')}.",
         f"**Equal training FLOPs:** Orthros is {_compare(results, 'transformer-equal-flops')}. One Orthros step costs "
         f"{ratio:.2f}× the FLOPs of a transformer step, so that transformer ran "
@@ -23,9 +25,11 @@ def findings(results: dict[str, Any]) -> list[str]:
         f"**Training:** forward and backward of the same bytes take Orthros {slower:.2f}× the transformer's time.",
         f"**Prefill:** Orthros is {_at_both_ends(results['prefill'], 'length', 'at')}.",
         f"**One decoding step:** Orthros is {_at_both_ends(results['decode'], 'context', 'after')}.",
+        busy(results),
         f"**Cache:** prefill and decoding {'agree' if check['passed'] else 'DO NOT AGREE'} with the full forward; "
         f"largest difference of a logit {differences}.",
     ]
+    return [line for line in lines if line]
 
 
 def per_seed(results: dict[str, Any], arm: str, key: str) -> list[Any]:

@@ -45,6 +45,15 @@ def steps_by_machine(results: dict[str, Any]) -> dict[str, list[str]]:
     return groups
 
 
+def busy(results: dict[str, Any]) -> str:
+    """A sentence (Markdown) when more processes wanted to run than there are cores as the times ended; else empty."""
+    times = next(measured for name, measured in results["steps"].items() if name.startswith("times-"))
+    load, cores = times["load_average"][1], times["machine"]["cores"]
+    if load is None or load <= cores:
+        return ""
+    return f"**Busy machine:** the times were taken at a load of {load:.1f} on {cores} cores; a quiet one gives others."
+
+
 def origin(results: dict[str, Any]) -> str:
     """Machine and commit as Markdown list items: one each, or one for every group of steps."""
     lines = []
@@ -64,7 +73,7 @@ def time_and_load(results: dict[str, Any]) -> str:
         if name.startswith(SHOWN):
             before, after = map(_load, measured["load_average"])
             started = measured["started"].replace("T", " ").replace("+00:00", " UTC")
-            rows.append(f"| {name} | {started} | {measured['seconds']:.1f} s | {before} | {after} |")
+            rows.append(f"| {measured['title']} | {started} | {measured['seconds']:.1f} s | {before} | {after} |")
     first = next(iter(steps.values()))
     return (
         f"All {len(steps)} steps together took {total / 60:.1f} minutes; a step that was interrupted counts from its "

@@ -31,8 +31,8 @@ class StepError(Exception):
 class Steps:
     """Runs steps in order and keeps their results in `folder`/results.
 
-    `measured` tells of every step that was run or read so far: `machine`, `started`, `load_average` (before and after)
-    and `seconds`.
+    `measured` tells of every step that was run or read so far: `title`, `machine`, `started`, `load_average` (before
+    and after) and `seconds`.
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Steps:
                 write_output(self._settings_file, json.dumps(self.settings, indent=1) + "\n")
             write_output(path, json.dumps(content, indent=1) + "\n")
             self.console.print(f"  {content['measured']['seconds']:.1f} s")
-        self.measured[name] = content["measured"]
+        self.measured[name] = {**content["measured"], "title": title}
         return dict(content["result"])
 
 

@@ -43,9 +43,10 @@ def times(key: str, values: dict[int, tuple[float, float]]) -> list[dict[str, An
     ]
 
 
-def measured(seconds: float) -> dict[str, Any]:
+def measured(title: str, seconds: float) -> dict[str, Any]:
     """On what one step was measured."""
     return {
+        "title": title,
         "machine": {
             "processor": "a processor",
             "cores": 2,
@@ -121,9 +122,13 @@ def demo_results(seeds: tuple[int, ...] = (42,), nll: dict[str, float] | None = 
             "warmup_steps": 20,
         },
         "steps": {
-            "text": measured(3.0),
-            **{f"train-{name}-{seed}": measured(60.0) for seed in seeds for name in nll},
-            "times-42": measured(57.0),
+            "text": measured("Text", 3.0),
+            **{
+                f"train-{name}-{seed}": measured(f"Training: {name}, seed {seed}", 60.0)
+                for seed in seeds
+                for name in nll
+            },
+            "times-42": measured("Times, seed 42", 57.0),
         },
         "commands": ["python -m orthros_train configs/demo.yaml"],
     }

@@ -94,7 +94,7 @@ def test_it_says_how_it_was_measured() -> None:
     assert "one micro-batch of 4 rows" in text
     assert "All 5 steps together took 4.0 minutes" in text
     assert "before the first step it was 0.2" in text
-    assert "| train-orthros-42 | 2026-01-02 03:04:05 UTC | 60.0 s | 0.2 | 2.0 |" in text
+    assert "| Training: orthros, seed 42 | 2026-01-02 03:04:05 UTC | 60.0 s | 0.2 | 2.0 |" in text
 
 
 def test_steps_of_one_origin_need_no_warning() -> None:
@@ -123,6 +123,15 @@ def test_steps_of_several_machines_are_told_apart() -> None:
     assert "- Machine (times-42): another, 2 cores" in text
     results["steps"]["times-42"]["machine"]["commit"] = "def456"
     assert "come from different commits and different machines" in markdown_report(results)
+
+
+def test_times_of_a_busy_machine_are_called_so() -> None:
+    results = demo_results()
+    results["steps"]["times-42"]["load_average"] = [0.1, 5.04]
+    busy = "**Busy machine:** the times were taken at a load of 5.0 on 2 cores"
+    assert any(line.startswith(busy) for line in findings(results))
+    results["steps"]["times-42"]["load_average"] = [9.0, 2.0]
+    assert "Busy" not in markdown_report(results)
 
 
 def test_a_system_without_load_says_so() -> None:

@@ -91,9 +91,8 @@ def test_from_text_to_report(
         )
         assert f"{results[f'train-{arm}-42']['validation_nll']:.4f}" in report
     assert results["cache-check-42"]["passed"]
-    assert {name for name, _, _ in re.findall(r"\| ((train|times)-\S+) \| .* \| ([\d.]+) s \|", report)} == {
-        name for name in results if name.startswith(("train-", "times-"))
-    }
+    timed = re.findall(r"\| (\w+)[:,] .* UTC \| [\d.]+ s \|", report)
+    assert timed == ["Training"] * 3 + ["Times"]
     assert all(content["measured"]["machine"]["cores"] >= 1 for content in contents.values())
     assert f"All {len(results)} steps together took" in report
     assert "Peak learning rate 0.004 in every arm, the rate of configs/demo.yaml, which was chosen on" in report
@@ -109,7 +108,7 @@ def test_from_text_to_report(
     assert changed == []
 
     assert demo["main"]([*arguments, "--prefill-lengths", "16"]) == 0  # other lengths are measured, nothing else
-    assert re.findall(r"▶ (.*)", capsys.readouterr().out) == ["Times"]
+    assert re.findall(r"▶ (.*)", capsys.readouterr().out) == ["Times, seed 42"]
 
     with pytest.raises(InputError, match=r"other settings \(config\).*--output OTHER"):
         demo["main"]([*arguments, "train.steps=5"])
