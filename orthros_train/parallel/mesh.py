@@ -39,7 +39,11 @@ def build_mesh(tensor_size: int = 1, pipeline_size: int = 1, sequence_parallel: 
     from megatron.core import parallel_state as state  # noqa: PLC0415 - 4 s of import
 
     data_parallel_size(dist.get_world_size(), tensor_size, pipeline_size)
-    state.initialize_model_parallel(tensor_model_parallel_size=tensor_size, pipeline_model_parallel_size=pipeline_size)
+    state.initialize_model_parallel(
+        tensor_model_parallel_size=tensor_size,
+        pipeline_model_parallel_size=pipeline_size,
+        create_gloo_process_groups=False,
+    )
     return Mesh(
         tensor_size=tensor_size,
         tensor_rank=state.get_tensor_model_parallel_rank(),
