@@ -10,27 +10,16 @@ Symbols: T base tokens, M output tokens, D width.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from .config import Config, gradient_accumulation_steps
 from .config_parallel import data_parallel_size, padded_vocabulary
-from .memory_estimate import BYTES, FP32_BYTES, residual_elements
+from .memory_estimate import BYTES, FP32_BYTES, Part, residual_elements
 from .model import OrthrosConfig
 from .stage_plan import Stage
 
 LIVE_PARAMETERS = 10**9  # DeepSpeed's stage3_max_live_parameters: up to here ZeRO-3 gathers once a micro-batch
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """One kind of communication: what a rank sends a step, and what that assumes."""
-
-    name: str
-    sent_bytes: int
-    assumption: str
-
-
-def traffic(config: Config, model: OrthrosConfig, stage: Stage, world_size: int) -> list[Traffic]:
+def traffic(config: Config, model: OrthrosConfig, stage: Stage, world_size: int) -> list[Part]:
     """What a rank of `stage`, one of `world_size`, sends in one optimizer step; an output token at every position.
 
     Raises:
@@ -41,10 +30,10 @@ def traffic(config: Config, model: OrthrosConfig, stage: Stage, world_size: int)
     replicas = data_parallel_size(world_size, parallel.tensor, parallel.pipeline)
     kinds = []
     if parallel.tensor > 1:
-        how = "gathers and reduce-scatters of tokens" if parallel.sequence else "all-reduces"
+        how = "gathers and reduce-scatters" if parallel.sequence else "all-reduces"
         again = ", forward twice (checkpointing)" if config.train.activation_checkpointing else ""
         kinds.append(
-            Traffic(
+            Part(
                 "tensor",
                 micro_batches * tensor_bytes(config, model, stage),
                 f"{how} of activations and their gradients, {micro_batches} micro-batches{again}",
@@ -52,7 +41,7 @@ def traffic(config: Config, model: OrthrosConfig, stage: Stage, world_size: int)
         )
     if parallel.pipeline > 1:
         kinds.append(
-            Traffic(
+            Part(
                 "pipeline",
                 micro_batches * boundary_bytes(config, model, stage),
                 f"{micro_batches} micro-batches: residual and layout to the next stage, gradient to the previous",
@@ -61,7 +50,7 @@ def traffic(config: Config, model: OrthrosConfig, stage: Stage, world_size: int)
         if model.tie_word_embeddings and (stage.is_first or stage.is_last):
             rows = padded_vocabulary(model.vocab_size, parallel.tensor) // parallel.tensor
             kinds.append(
-                Traffic("tied embedding", FP32_BYTES * rows * model.hidden_size, "fp32 gradient, first and last stage")
+                Part("tied embedding", FP32_BYTES * rows * model.hidden_size, "fp32 gradient, first and last stage")
             )
     if replicas > 1:
         kinds.append(_data_traffic(config, stage, replicas, micro_batches))
@@ -101,11 +90,16 @@ def tensor_bytes(config: Config, model: OrthrosConfig, stage: Stage) -> int:
 
 
 def _layer_rounds(base: int, queried: int, sequence: bool, checkpointing: bool) -> int:
-    """One layer: inputs of q, k, v, gate, up; outputs of o and down. Recomputing ends before down's output is summed."""
+    """One layer, which has inputs of q, k, v, gate and up, and outputs of o and down.
+
+    All-reduces: outputs forward, the inputs' gradients backward. Sequence parallelism: gathers of inputs and
+    reduce-scatters of outputs forward; backward gathers of inputs, for the weights' gradients, and of the outputs'
+    gradients, and reduce-scatters of the inputs' gradients. Recomputing ends before down's output is reduced.
+    """
     inputs, outputs = 3 * queried + 2 * base, 2 * queried
-    if sequence:  # forward: gather inputs, scatter outputs; backward: gather both gradients' sources, scatter gradients
+    if sequence:
         forward, recomputed, backward = inputs + outputs, inputs + queried, 2 * inputs + outputs
-    else:  # forward: all-reduce outputs; backward: all-reduce the inputs' gradients
+    else:
         forward, recomputed, backward = 2 * outputs, 2 * queried, 2 * inputs
     return forward + backward + (recomputed if checkpointing else 0)
 
@@ -117,7 +111,7 @@ def _replicated_weight_rounds(config: Config, model: OrthrosConfig) -> int:
     return 2 * (of_heads + (of_tokens if config.parallel.sequence else 0))
 
 
-def _data_traffic(config: Config, stage: Stage, replicas: int, micro_batches: int) -> Traffic:
+def _data_traffic(config: Config, stage: Stage, replicas: int, micro_batches: int) -> Part:
     """Gradients to all replicas, and weights back from those that updated them."""
     parameters, element, zero = stage.parameters, BYTES[config.precision], config.parallel.zero_stage
     gradients = FP32_BYTES * parameters
@@ -130,4 +124,4 @@ def _data_traffic(config: Config, stage: Stage, replicas: int, micro_batches: in
         reductions = micro_batches if zero == 2 else 1
         rounds = 2 * reductions * gradients + element * parameters
         how = f"fp32 gradients all-reduced {'each micro-batch' if zero == 2 else 'once'}, weights gathered once"
-    return Traffic("data", rounds * (replicas - 1) // replicas, how)
+    return Part("data", rounds * (replicas - 1) // replicas, how)

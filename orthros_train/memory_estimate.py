@@ -13,6 +13,7 @@ Symbols: T base tokens, M output tokens, D width, F FFN width, H query heads, G 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .config import Config, gradient_accumulation_steps
@@ -25,15 +26,15 @@ BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True)
-class MemoryPart:
-    """One part of a rank's memory and what its size assumes."""
+class Part:
+    """One part of a total, and what its size assumes."""
 
     name: str
     size_bytes: int
     assumption: str
 
 
-def memory_parts(config: Config, model: OrthrosConfig, stage: Stage, world_size: int) -> list[MemoryPart]:
+def memory_parts(config: Config, model: OrthrosConfig, stage: Stage, world_size: int) -> list[Part]:
     """The parts of a rank of `stage`, one of `world_size`, while it trains; an output token at every position.
 
     Raises:
@@ -48,7 +49,7 @@ def memory_parts(config: Config, model: OrthrosConfig, stage: Stage, world_size:
         vocabulary = padded_vocabulary(model.vocab_size, config.parallel.tensor) // config.parallel.tensor
         part = " of this rank's part of the vocabulary" if config.parallel.tensor > 1 else ""
         parts.append(
-            MemoryPart(
+            Part(
                 "logits",
                 tokens * vocabulary * (BYTES[config.precision] + 2 * FP32_BYTES),
                 f"{config.precision} logits{part}, fp32 log-probabilities and their gradient",
@@ -57,14 +58,22 @@ def memory_parts(config: Config, model: OrthrosConfig, stage: Stage, world_size:
     return parts
 
 
+def residual_shape(config: Config, model: OrthrosConfig) -> tuple[int, int, int]:
+    """[X;Y] of one micro-batch on one rank, an output token at every position: batch first, under sequence parallelism
+    sequence first."""
+    rows, parallel = config.train.micro_batch_size, config.parallel
+    tokens = (2 if model.architecture == "orthros" else 1) * config.train.sequence_length
+    if parallel.sequence:
+        return tokens // parallel.tensor, rows, model.hidden_size
+    return rows, tokens, model.hidden_size
+
+
 def residual_elements(config: Config, model: OrthrosConfig) -> int:
-    """Elements of the residual [X;Y] of one micro-batch on one rank, an output token at every position."""
-    streams = 2 if model.architecture == "orthros" else 1
-    tokens = streams * config.train.micro_batch_size * config.train.sequence_length
-    return tokens * model.hidden_size // (config.parallel.tensor if config.parallel.sequence else 1)
+    """Elements of a residual of `residual_shape`."""
+    return math.prod(residual_shape(config, model))
 
 
-def _state_parts(config: Config, stage: Stage, world_size: int) -> list[MemoryPart]:
+def _state_parts(config: Config, stage: Stage, world_size: int) -> list[Part]:
     """Weights, gradients and optimizer state."""
     parallel = config.parallel
     replicas = data_parallel_size(world_size, parallel.tensor, parallel.pipeline)
@@ -73,43 +82,43 @@ def _state_parts(config: Config, stage: Stage, world_size: int) -> list[MemoryPa
     element, zero = BYTES[config.precision], parallel.zero_stage
     master = 0 if zero == 3 and config.precision == "fp32" else FP32_BYTES * share
     return [
-        MemoryPart(
+        Part(
             "weights",
             element * (share if zero == 3 else stage.parameters),
             f"{config.precision}, " + (f"1/{of} under ZeRO-3" if zero == 3 else f"whole under ZeRO-{zero}"),
         ),
-        MemoryPart(
+        Part(
             "gradients",
             FP32_BYTES * (stage.parameters if zero == 1 else share),
             "accumulated in fp32, " + ("whole under ZeRO-1" if zero == 1 else f"1/{of} under ZeRO-{zero}"),
         ),
-        MemoryPart(
+        Part(
             "master weights",
             master,
             f"fp32, 1/{of}" if master else "none: ZeRO-3 updates fp32 weights in place",
         ),
-        MemoryPart("Adam moments", 2 * FP32_BYTES * share, f"two in fp32, 1/{of}"),
+        Part("Adam moments", 2 * FP32_BYTES * share, f"two in fp32, 1/{of}"),
     ]
 
 
-def _activation_part(config: Config, model: OrthrosConfig, stage: Stage, micro_batches: int) -> MemoryPart:
+def _activation_part(config: Config, model: OrthrosConfig, stage: Stage, micro_batches: int) -> Part:
     train, in_flight = config.train, stage.micro_batches_in_flight(micro_batches)
     kept = "one tensor a layer, and one layer in full" if train.activation_checkpointing else "what backward reads"
     kernel = ", and eager's score matrices besides (not counted)" if model.attention_kernel == "eager" else ""
-    flight = f"; {in_flight} micro-batches in flight" if stage.stages > 1 else ""
-    return MemoryPart(
+    flight = "; as many micro-batches in flight as stages from here on, or as a step has" if stage.stages > 1 else ""
+    return Part(
         "activations",
         activation_bytes(config, model, stage, in_flight),
         f"{train.micro_batch_size} x {train.sequence_length} base tokens: {kept}{kernel}{flight}",
     )
 
 
-def _boundary_part(config: Config, model: OrthrosConfig, stage: Stage, micro_batches: int) -> MemoryPart:
+def _boundary_part(config: Config, model: OrthrosConfig, stage: Stage, micro_batches: int) -> Part:
     """What DeepSpeed's pipeline engine holds beside autograd."""
     sides = 2 - stage.is_first - stage.is_last
     tensors = sides * (stage.micro_batches_in_flight(micro_batches) + 1)
-    return MemoryPart(
-        "stage boundaries",
+    return Part(
+        "boundaries",
         tensors * residual_elements(config, model) * BYTES[config.precision],
         "received and sent residuals of the micro-batches in flight, and one gradient of each",
     )

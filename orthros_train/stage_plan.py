@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import nn
+
 from .config import Config
 from .config_parallel import data_parallel_size
 from .model import OrthrosConfig, OrthrosForCausalLM
@@ -72,9 +74,10 @@ def build_stage(config: Config, model: OrthrosConfig, world_size: int, rank: int
         mesh = build_mesh(parallel.tensor, parallel.pipeline, parallel.sequence)
         factory = TensorParallelFactory(model, mesh)
         if parallel.pipeline > 1:
-            module = PipelinedModel(model, factory, mesh, length, config.train.activation_checkpointing)
-            entries = module.parts[mesh.pipeline_rank : mesh.pipeline_rank + 2]  # the embedding is entry 0
+            staged = PipelinedModel(model, factory, mesh, length, config.train.activation_checkpointing)
+            entries = staged.parts[mesh.pipeline_rank : mesh.pipeline_rank + 2]  # the embedding is entry 0
             first, stop = max(int(entries[0]) - 1, 0), min(int(entries[1]) - 1, stop)
+            module: nn.Module = staged
         else:
             module = OrthrosForCausalLM(model, factory)
         parameters = list(module.parameters())

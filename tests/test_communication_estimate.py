@@ -76,7 +76,7 @@ def test_the_data_axis_sends_what_deepspeed_calls(zero_stage: int, precision: st
     (stage,) = plan_stages(config, small_model(config), 2)
     (kind,) = traffic(config, small_model(config), stage, 2)
     sent = run_distributed(data_parallel_step, 2, config, 3)[0]
-    assert kind.sent_bytes == pytest.approx(sent, rel=1e-3)  # and a few scalars
+    assert kind.size_bytes == pytest.approx(sent, rel=1e-3)  # and a few scalars
 
 
 def test_kinds_of_a_layout() -> None:
@@ -87,9 +87,9 @@ def test_kinds_of_a_layout() -> None:
     assert [kind.name for kind in first] == ["tensor", "pipeline", "tied embedding", "data"]
     residual, layout = 2 * 2 * 96 * 64 * 2, 2 * 96 * 8
     assert [boundary_bytes(config, model, stage) for stage in stages] == [residual + layout, residual]
-    assert first[1].sent_bytes == 4 * (residual + layout)
-    assert last[1].sent_bytes == 4 * residual
-    assert first[2].sent_bytes == last[2].sent_bytes == 4 * 151 * 64
+    assert first[1].size_bytes == 4 * (residual + layout)
+    assert last[1].size_bytes == 4 * residual
+    assert first[2].size_bytes == last[2].size_bytes == 4 * 151 * 64
 
 
 def test_bubble() -> None:

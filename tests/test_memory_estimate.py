@@ -153,7 +153,7 @@ def test_activations_and_logits_do_not_depend_on_the_replicas() -> None:
     one, many = sizes(layout_config("bf16"), 1), sizes(layout_config("bf16"), 8)
     assert one["activations"] == many["activations"]
     assert one["logits"] == many["logits"] == 2 * 96 * 301 * (2 + 4 + 4)
-    assert "stage boundaries" not in one
+    assert "boundaries" not in one
 
 
 def test_stages_hold_what_their_place_needs() -> None:
@@ -163,9 +163,9 @@ def test_stages_hold_what_their_place_needs() -> None:
     assert "logits" not in middle
     assert last["logits"] == 2 * 96 * 151 * (2 + 4 + 4)  # the padded vocabulary's half
     residual = 2 * 2 * 96 * 64 * 2  # [X;Y] of two rows in bf16
-    assert first["stage boundaries"] == (3 + 1) * residual
-    assert middle["stage boundaries"] == 2 * (2 + 1) * residual
-    assert last["stage boundaries"] == (1 + 1) * residual
+    assert first["boundaries"] == (3 + 1) * residual
+    assert middle["boundaries"] == 2 * (2 + 1) * residual
+    assert last["boundaries"] == (1 + 1) * residual
 
 
 def in_flight(stages: int, stage: int, micro_batches: int) -> int:

@@ -32,7 +32,7 @@ def fake_rank(world_size: int, rank: int, device: str = "meta") -> Iterator[None
     try:
         with (
             mock.patch.dict(os.environ, {"LOCAL_RANK": "0"}),
-            mock.patch.object(accelerator, "device_name", lambda index=None: device),  # where a stage moves itself
+            mock.patch.object(accelerator, "device_name", return_value=device),  # where a stage moves itself
             torch.device(device),
         ):
             with silenced():
