@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from orthros_train import communication_estimate
 from orthros_train.communication_estimate import boundary_bytes, bubble_share, tensor_bytes, traffic
 from orthros_train.config import Config
 from orthros_train.model import OrthrosForCausalLM
@@ -49,11 +50,15 @@ def test_the_tensor_axis_sends_what_a_stage_calls(changes: dict[str, Any], check
         assert recorded.sent_bytes[tensor] == tensor_bytes(config, running.model, stage), (stage, recorded.calls)
 
 
-def data_parallel_step(config: Config, micro_batches: int) -> int:
-    """Bytes that a rank sends in its second step."""
+def data_parallel_step(config: Config, micro_batches: int, live_parameters: int) -> int:
+    """Bytes that a rank sends in its second step; ZeRO-3 keeps that many gathered parameters for the backward."""
     model = OrthrosForCausalLM(small_model(config))
     settings = deepspeed_config(config, micro_batches)
-    settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0  # a small model has nothing else
+    settings["zero_optimization"].update(
+        stage3_param_persistence_threshold=0,  # a small model has nothing else
+        stage3_max_live_parameters=live_parameters,
+        stage3_max_reuse_distance=live_parameters,
+    )
     with silenced():
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
         optimizer = torch.optim.AdamW(model.parameters())
@@ -69,13 +74,18 @@ def data_parallel_step(config: Config, micro_batches: int) -> int:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("zero_stage", [1, 2, 3])
-def test_the_data_axis_sends_what_deepspeed_calls(zero_stage: int, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("zero_stage", "live_parameters"), [(1, 10**9), (2, 10**9), (3, 10**9), (3, 0)], ids=["1", "2", "3", "3-large"]
+)
+def test_the_data_axis_sends_what_deepspeed_calls(
+    zero_stage: int, live_parameters: int, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(communication_estimate, "LIVE_PARAMETERS", live_parameters)
     config = layout_config(precision, zero_stage=zero_stage)
     config.train.global_batch_size = 12
     (stage,) = plan_stages(config, small_model(config), 2)
     (kind,) = traffic(config, small_model(config), stage, 2)
-    sent = run_distributed(data_parallel_step, 2, config, 3)[0]
+    sent = run_distributed(data_parallel_step, 2, config, 3, live_parameters)[0]
     assert kind.size_bytes == pytest.approx(sent, rel=1e-3)  # and a few scalars
 
 
