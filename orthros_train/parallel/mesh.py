@@ -53,7 +53,9 @@ def build_mesh(tensor_size: int = 1, pipeline_size: int = 1, sequence_parallel: 
         from megatron.core import parallel_state  # noqa: PLC0415 - 4 s of import
 
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=tensor_size, pipeline_model_parallel_size=pipeline_size
+            tensor_model_parallel_size=tensor_size,
+            pipeline_model_parallel_size=pipeline_size,
+            create_gloo_process_groups=False,
         )
         group = parallel_state.get_tensor_model_parallel_group()
     return Mesh(

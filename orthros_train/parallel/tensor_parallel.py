@@ -19,7 +19,7 @@ from megatron.core import tensor_parallel as mcore
 from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor, nn
 
-from orthros_train.config_parallel import check_tensor_size
+from orthros_train.config_parallel import check_tensor_size, padded_vocabulary
 from orthros_train.model.configuration_orthros import OrthrosConfig
 from orthros_train.model.layer_factory import IGNORE_INDEX, LayerFactory, RMSNorm
 from orthros_train.parallel.device_differences import sequence_parallel_without_cuda
@@ -82,7 +82,7 @@ class TensorParallelFactory(LayerFactory):
         check_tensor_size(mesh.tensor_size, H, G, config.intermediate_size)
         self.mesh = mesh
         self._tied_head: ColumnLinear | None = None
-        self.padded_vocab = -(-config.vocab_size // mesh.tensor_size) * mesh.tensor_size
+        self.padded_vocab = padded_vocabulary(config.vocab_size, mesh.tensor_size)
         self.megatron = ModelParallelConfig(
             tensor_model_parallel_size=mesh.tensor_size,
             sequence_parallel=mesh.sequence_parallel,
