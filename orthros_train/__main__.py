@@ -17,6 +17,8 @@ from .errors import InputError
 EXAMPLES = """\
   python -m orthros_train configs/demo.yaml
   python -m orthros_train configs/orthros_130m.yaml --dry-run --world-size 8
+  python -m orthros_train configs/orthros_1.3b.yaml --dry-run --world-size 512 parallel.tensor=8 parallel.pipeline=4 \\
+      parallel.zero_stage=1
   python -m orthros_train configs/orthros_130m.yaml train.steps=2000 optimizer.learning_rate=1e-3
   torchrun --nproc-per-node 2 -m orthros_train configs/demo.yaml output_dir=outputs/two_ranks
 
@@ -48,14 +50,15 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the resolved configuration, parameters, tokens a step, FLOPs a token and memory a rank; "
-        "start nothing, write nothing",
+        help="print the resolved configuration, parameters, tokens a step, FLOPs a token, and memory and "
+        "communication of a rank of each pipeline stage; start nothing, write nothing",
     )
     parser.add_argument(
         "--world-size",
         type=int,
         metavar="N",
-        help="number of ranks that a dry run plans for (default: WORLD_SIZE of the environment, or 1)",
+        help="number of ranks that a dry run plans for (default: WORLD_SIZE of the environment, or parallel.tensor x "
+        "parallel.pipeline, the fewest that hold the model)",
     )
     # The deepspeed launcher adds this to every command; LOCAL_RANK of the environment says the same.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
@@ -80,7 +83,7 @@ def _dry_run(config: Config, world_size: int | None) -> int:
     from .dry_run import print_dry_run  # noqa: PLC0415  imports torch and rich
 
     if world_size is None:
-        world_size = _environment_int("WORLD_SIZE", 1)
+        world_size = _environment_int("WORLD_SIZE", config.parallel.tensor * config.parallel.pipeline)
     if world_size < 1:
         raise InputError(f"--world-size is {world_size}: it must be at least 1")
     if _rank() == 0:

@@ -19,6 +19,7 @@ from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig
 from orthros_train.model.attention_kernels import choose_kernel
 from orthros_train.model.parameter_count import parameter_count
+from orthros_train.parallel.mesh import Mesh, mesh_of
 from orthros_train.training.checkpoint_folders import checkpoint_folders
 from orthros_train.training.checkpoints import (
     Choice,
@@ -28,13 +29,12 @@ from orthros_train.training.checkpoints import (
 )
 from orthros_train.training.disk_space import check_disk_space
 from orthros_train.training.engine import TrainingEngine
-from orthros_train.training.initial_model import build_model
+from orthros_train.training.engines import build_engine, build_module
 from orthros_train.training.lost_ranks import limit_waiting
 from orthros_train.training.manifest import Layout, Manifest, Progress
 from orthros_train.training.metrics import MetricsLog
 from orthros_train.training.progress_report import ProgressReport
 from orthros_train.training.ranks import Ranks
-from orthros_train.training.relayout import load_relayouted
 from orthros_train.training.run_folder import (
     RunFolder,
     build_receipt,
@@ -42,6 +42,8 @@ from orthros_train.training.run_folder import (
     now,
     refuse_other_run,
 )
+from orthros_train.training.schedule import learning_rate
+from orthros_train.training.state_files import load_state
 from orthros_train.training.stopping import StopRequests
 
 
@@ -51,6 +53,7 @@ class Run:
 
     config: Config
     ranks: Ranks
+    mesh: Mesh
     stop: StopRequests
     folder: RunFolder
     tokenizer: Tokenizer
@@ -80,6 +83,8 @@ class Run:
             self.model_config.to_json_file(folder / "config.json")
             self.tokenizer.save_pretrained(folder)
 
+        if self.metrics is not None:
+            self.metrics.sync()
         path = save_checkpoint(
             self.engine, self.folder.checkpoints, manifest, write_hf_files, self.config.checkpoint.keep_last
         )
@@ -111,6 +116,7 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
         InputError: on all ranks, before anything is written.
     """
     accumulation = ranks.together(lambda: gradient_accumulation_steps(config, ranks.world_size))
+    mesh = mesh_of(config.parallel)
     tokenizer = ranks.together(lambda: load_tokenizer(config.tokenizer))
     train_data = ranks.together(lambda: PretrainingData(config, tokenizer, "train"))
     validation_data = ranks.together(lambda: _validation_data(config, tokenizer))
@@ -122,7 +128,7 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
     if choice is not None:
         ranks.together(lambda: _check_same_run(choice, config, identity))
     ranks.on_main(lambda: _check_disk(folder, config, model_config, progress))
-    model = ranks.together(lambda: build_model(config, model_config))
+    module = ranks.together(lambda: build_module(config, model_config, mesh))
 
     report = ProgressReport(config.train.steps, progress.step, config.logging.interval_steps, shown=ranks.is_main)
     folder.attempt = ranks.on_main(lambda: _open_folder(folder, stop, choice, report))
@@ -131,13 +137,15 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
         folder.write_receipt(build_receipt(config, command, ranks, folder.attempt, progress.step, identity))
         folder.write_status("running", progress.step)
         metrics = MetricsLog(folder.metrics_file, progress.step, config.logging.tensorboard)
-    engine = TrainingEngine(model, config, ranks, accumulation)
+    engine = build_engine(module, config, ranks, mesh, accumulation)
     limit_waiting(ranks, config.parallel.timeout_seconds)
     if choice is not None:
-        _load(engine, choice, layout_of(config, ranks), report)
+        _say_changes(choice, config, layout_of(config, ranks), report)
+        load_state(engine, choice.path, choice.manifest)
     return Run(
         config=config,
         ranks=ranks,
+        mesh=mesh,
         stop=stop,
         folder=folder,
         tokenizer=tokenizer,
@@ -204,13 +212,21 @@ def _open_folder(folder: RunFolder, stop: StopRequests, choice: Choice | None, r
     clean_up(folder.checkpoints, damaged)
     if choice is not None:
         report.say(f"resuming from {choice.path}")
+    elif folder.attempt > 1:
+        report.say(f"attempt {folder.attempt}: {folder.path} holds no checkpoint yet, starting from step 0")
     return folder.attempt
 
 
-def _load(engine: TrainingEngine, choice: Choice, layout: Layout, report: ProgressReport) -> None:
-    if choice.manifest.layout == layout:
-        engine.load_native(str(choice.path.parent), choice.path.name)
-    else:
-        old = choice.manifest.layout
-        report.say(f"converting from {old.world_size} ranks, ZeRO-{old.zero_stage}")
-        load_relayouted(engine, choice.path, choice.manifest)
+def _say_changes(choice: Choice, config: Config, layout: Layout, report: ProgressReport) -> None:
+    """Say what is not as it was when the checkpoint was saved and does not make it another run."""
+    if choice.manifest.layout != layout:
+        report.say(f"the layout was {choice.manifest.layout} and is {layout}")
+    # The schedule is a function of the step and of train.steps.
+    old, new, step = choice.manifest.config["train"]["steps"], config.train.steps, choice.manifest.progress.step
+    peak = config.optimizer.learning_rate
+    before, after = (learning_rate(config.schedule, peak, steps, step) for steps in (old, new))
+    if before != after:
+        report.say(
+            f"train.steps was {old} and is {new}: the learning rate goes on at {after:.3g} where it was {before:.3g}; "
+            "schedule.decay_steps fixes its course"
+        )
