@@ -30,7 +30,7 @@ MOMENTS: dict[str, tuple[Any, str, int, int, int, str]] = {
     "loading": (PretrainingData, "__init__", 1, signal.SIGKILL, 1, "while it started"),
     "between steps": (loop, "_one_step", 3, signal.SIGKILL, 0, "after step 2"),
     "a forward": (OrthrosForCausalLM, "forward", 6, signal.SIGKILL, 1, "after step 2"),
-    "saving": (checkpoints, "save_hashed", 1, signal.SIGKILL, 1, "after step 3"),
+    "saving": (checkpoints, "save_state", 1, signal.SIGKILL, 1, "after step 3"),
     "stuck in a forward": (OrthrosForCausalLM, "forward", 6, signal.SIGSTOP, 1, "after step 2"),
 }
 
