@@ -14,10 +14,10 @@ import torch
 from transformers import AutoTokenizer
 
 from orthros_train.conversion.model_card import write_model_card
-from orthros_train.conversion.model_parameters import model_name
 from orthros_train.data.output_folder import check_vacant, finished_folder
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.model_folder.model_parameters import model_name
 from orthros_train.parallel.quiet_deepspeed import silenced
 from orthros_train.training.checkpoint_folders import HF_FOLDER, find_checkpoint
 from orthros_train.training.manifest import InvalidCheckpointError, Manifest, read_manifest, verify_files

@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from orthros_train.conversion.json_files import write_json
-from orthros_train.conversion.tensor_folder import TensorInfo
 from orthros_train.errors import InputError
+from orthros_train.model_folder.json_files import write_json
+from orthros_train.model_folder.tensor_folder import TensorInfo
 
 DEFAULT_SHARD_SIZE = "5GB"
 

@@ -30,6 +30,7 @@ from orthros_train.training.checkpoints import (
 from orthros_train.training.disk_space import check_disk_space
 from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.engines import build_engine, build_module
+from orthros_train.training.lost_ranks import limit_waiting
 from orthros_train.training.manifest import Layout, Manifest, Progress
 from orthros_train.training.metrics import MetricsLog
 from orthros_train.training.progress_report import ProgressReport
@@ -44,6 +45,7 @@ from orthros_train.training.run_folder import (
 from orthros_train.training.schedule import learning_rate
 from orthros_train.training.state_files import load_state
 from orthros_train.training.stopping import StopRequests
+from orthros_train.training.watchdog import Watchdog
 
 
 @dataclass
@@ -54,6 +56,7 @@ class Run:
     ranks: Ranks
     mesh: Mesh
     stop: StopRequests
+    watchdog: Watchdog
     folder: RunFolder
     tokenizer: Tokenizer
     model_config: OrthrosConfig
@@ -69,6 +72,7 @@ class Run:
         """Save a checkpoint of the current step, unless there is one; collective."""
         if self.saved_step == self.progress.step:
             return
+        self.watchdog.beat(f"saving step {self.progress.step}")
         manifest = Manifest(
             progress=self.progress,
             layout=layout_of(self.config, self.ranks),
@@ -108,7 +112,14 @@ def fingerprints(tokenizer: Tokenizer, data: PretrainingData) -> dict[str, str]:
     return {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint}
 
 
-def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: StopRequests, folder: RunFolder) -> Run:
+def prepare_run(
+    config: Config,
+    command: Sequence[str],
+    ranks: Ranks,
+    stop: StopRequests,
+    folder: RunFolder,
+    watchdog: Watchdog,
+) -> Run:
     """Check the input, open the folder, build the model and load the newest valid checkpoint; collective.
 
     Raises:
@@ -137,6 +148,7 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
         folder.write_status("running", progress.step)
         metrics = MetricsLog(folder.metrics_file, progress.step, config.logging.tensorboard)
     engine = build_engine(module, config, ranks, mesh, accumulation)
+    limit_waiting(ranks, config.parallel.timeout_seconds)
     if choice is not None:
         _say_changes(choice, config, layout_of(config, ranks), report)
         load_state(engine, choice.path, choice.manifest)
@@ -145,6 +157,7 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
         ranks=ranks,
         mesh=mesh,
         stop=stop,
+        watchdog=watchdog,
         folder=folder,
         tokenizer=tokenizer,
         model_config=model_config,

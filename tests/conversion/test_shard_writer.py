@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 
 from orthros_train.conversion import shard_writer
 from orthros_train.conversion.shard_writer import PlannedTensor, plan_shards, write_shards
-from orthros_train.conversion.tensor_folder import TensorFolder, TensorInfo
 from orthros_train.errors import InputError
+from orthros_train.model_folder.tensor_folder import TensorFolder, TensorInfo
 
 
 def planned(count: int, elements: int) -> list[PlannedTensor]:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from orthros_train.config import load_config, orthros_config
-from orthros_train.conversion.model_parameters import build_config
 from orthros_train.conversion.source_config import interpret, read_source_config
 from orthros_train.errors import InputError
+from orthros_train.model_folder.model_parameters import build_config
 from orthros_train.training.initial_model import COMPARED_OPTIONS
 
 LLAMA3_SCALING = {
