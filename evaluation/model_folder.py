@@ -83,7 +83,6 @@ def load_model(
     """
     folder = Path(folder)
     read_config(folder)
-    import torch  # noqa: PLC0415
 
     from orthros_train.model import OrthrosConfig  # noqa: PLC0415
 

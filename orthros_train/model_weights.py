@@ -1,4 +1,4 @@
-"""The weights of a Hugging Face folder, loaded without transformers' own words: a caller says in one line what is wrong.
+"""The weights of a Hugging Face folder, loaded without transformers' own words: callers say in one line what is wrong.
 
 transformers is imported inside the functions, so that a command's `--help` is answered at once.
 """

@@ -59,7 +59,11 @@ def build_parser() -> CommandParser:
     parser.add_argument("--top-p", type=float, metavar="P", help="sample from the smallest set of probability P")
     parser.add_argument("--num-beams", type=sequences, default=1, metavar="N", help="beam search; default: 1, none")
     parser.add_argument(
-        "--num-return-sequences", type=sequences, default=1, metavar="N", help="continuations of each prompt; default: 1"
+        "--num-return-sequences",
+        type=sequences,
+        default=1,
+        metavar="N",
+        help="continuations of each prompt; default: 1",
     )
     parser.add_argument("--seed", type=seed, default=42, metavar="N", help="of the sampling; default: 42")
     parser.add_argument(

@@ -82,7 +82,10 @@ def _store(entry: Path, arrays: Arrays, *, remove_unfinished: bool) -> None:
         write_text_atomically(partial / _HASHES, json.dumps(hashes))
         if entry.exists() and not _is_whole(entry, tuple(arrays)):
             print(f"index cache {entry} is damaged: replaced", file=sys.stderr)
-            shutil.rmtree(entry)
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
         with contextlib.suppress(OSError):  # the entry exists: its content is the same
             partial.rename(entry)
         if not entry.is_dir():

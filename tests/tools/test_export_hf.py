@@ -98,7 +98,7 @@ def test_inspect(finished: Path, tool: Tool) -> None:
     assert "whole: every size and SHA-256 agrees" in stdout
     assert "step         2 (2 updates, 0 skipped)" in stdout
     assert "next sample  16" in stdout
-    assert "1 ranks, ZeRO-1" in stdout
+    assert "1 rank, ZeRO-1" in stdout
     assert "hf/tokenizer.json" in stdout
 
 
