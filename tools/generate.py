@@ -82,12 +82,11 @@ def build_parser() -> CommandParser:
 
 def check_options(options: argparse.Namespace) -> None:
     """Raise InputError for values that cannot work, alone or together."""
-    if options.temperature is not None and options.temperature != 0:
-        if not LEAST_TEMPERATURE <= options.temperature < math.inf:
-            raise InputError(
-                f"--temperature must be 0 (greedy) or a finite number of at least {LEAST_TEMPERATURE}, got "
-                f"{options.temperature}"
-            )
+    if options.temperature and not LEAST_TEMPERATURE <= options.temperature < math.inf:
+        raise InputError(
+            f"--temperature must be 0 (greedy) or a finite number of at least {LEAST_TEMPERATURE}, got "
+            f"{options.temperature}"
+        )
     if options.top_p is not None and not 0 < options.top_p <= 1:
         raise InputError(f"--top-p must lie in (0, 1], got {options.top_p}")
     if "" in options.stop:

@@ -67,8 +67,8 @@ def main() -> int:
         return 130
     seconds = time.monotonic() - start
     print(
-        f"wrote {arguments.output_prefix}: {counted(manifest.documents, 'document')} ({manifest.blank_documents_dropped:,} blank "
-        f"ones dropped), {counted(manifest.tokens, 'token')} of {counted(manifest.text_bytes, 'byte')} of text, "
+        f"wrote {arguments.output_prefix}: {counted(manifest.documents, 'document')} "
+        f"({manifest.blank_documents_dropped:,} blank ones dropped), {counted(manifest.tokens, 'token')} of {counted(manifest.text_bytes, 'byte')} of text, "
         f"{seconds:.1f} s"
     )
     return 0
