@@ -66,11 +66,9 @@ def main() -> int:
         print("interrupted: nothing was written", file=sys.stderr)
         return 130
     seconds = time.monotonic() - start
-    print(
-        f"wrote {arguments.output_prefix}: {counted(manifest.documents, 'document')} "
-        f"({manifest.blank_documents_dropped:,} blank ones dropped), {counted(manifest.tokens, 'token')} of {counted(manifest.text_bytes, 'byte')} of text, "
-        f"{seconds:.1f} s"
-    )
+    made = f"{counted(manifest.documents, 'document')} ({manifest.blank_documents_dropped:,} blank ones dropped)"
+    size = f"{counted(manifest.tokens, 'token')} of {counted(manifest.text_bytes, 'byte')} of text"
+    print(f"wrote {arguments.output_prefix}: {made}, {size}, {seconds:.1f} s")
     return 0
 
 
