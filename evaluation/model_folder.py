@@ -5,10 +5,10 @@ transformers and torch are imported inside the functions, so that a command's `-
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orthros_train.conversion.json_files import read_json_object
 from orthros_train.errors import InputError, damaged_model_errors
 from orthros_train.model_weights import load_weights
 
@@ -63,11 +63,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         hint = "export the checkpoint first: python tools/export_hf.py --checkpoint DIR --output DIR"
         raise InputError(f"{folder} holds no config.json, so it is not a model folder; {hint}")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}") from error
-    kind = content.get("model_type") if isinstance(content, dict) else None
+    content = read_json_object(path)
+    kind = content.get("model_type")
     if kind != "orthros":
         raise InputError(f"{path} says model_type {kind!r}; only folders of model_type 'orthros' can be read")
     return content

@@ -48,7 +48,8 @@ def find_inputs(paths: Sequence[str | Path]) -> list[InputFile]:
     """Check the named files; a folder stands for the files of a known format below it, sorted by name.
 
     Raises:
-        InputError: a file is missing, unreadable, empty, binary or of an unknown format, or a folder holds none of a known format.
+        InputError: a file is missing, unreadable, empty, binary or of an unknown format, or a folder holds none of a
+            known format.
     """
     files: list[InputFile] = []
     for path in map(Path, paths):

@@ -179,6 +179,14 @@ def test_a_folder_without_a_tokenizer_or_with_damaged_weights(folder: Path, gene
     assert err.count("\n") == 1
 
 
+def test_a_config_with_a_number_that_is_none(folder: Path, generate: Generate, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(config.read_text().replace('"rope_theta": 10000.0', '"rope_theta": NaN'))
+    code, _, err = generate("--prompt", "x", model=tmp_path / "model")
+    assert (code, err) == (2, f"error: {config} is not valid JSON: NaN is no number\n")
+
+
 def test_too_little_memory_is_one_line(generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: object, **options: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
