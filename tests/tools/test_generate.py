@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from orthros_train.data.tokenizers import ByteTokenizer
 from orthros_train.model import OrthrosForCausalLM
@@ -223,6 +224,8 @@ def test_weights_that_do_not_fit_are_one_line(
     listener = logging.Handler()
     listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [listener])
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_warning()  # as in a process of its own
     shutil.copytree(folder, tmp_path / "model")
     weights = load_file(folder / "model.safetensors")
     change(weights)
@@ -230,4 +233,5 @@ def test_weights_that_do_not_fit_are_one_line(
     code, out, err = generate("--prompt", "x", model=tmp_path / "model")
     where = f"the weights in {tmp_path / 'model'} do not fit its config.json"
     assert (code, out, err) == (2, "", f"error: {where}: {problem}\n")
-    assert said == []
+    assert (said, transformers_logging.get_verbosity()) == ([], logging.WARNING)
+    transformers_logging.set_verbosity(before)
