@@ -67,7 +67,7 @@ class RunningStage:
         else:
             self.module = OrthrosForCausalLM(self.model, factory)
             if checkpointing:
-                self.module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+                self.module.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
         self.module.to(dtype).train()
         self.stage, self.dtype = stage, dtype
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from orthros_train.config import Config, gradient_accumulation_steps, orthros_config
 from orthros_train.data import PretrainingData, SplitTooSmallError, Tokenizer, load_tokenizer
+from orthros_train.data.tokenizers import special_token_ids
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig
 from orthros_train.model.attention_kernels import choose_kernel
@@ -131,6 +132,7 @@ def prepare_run(
     train_data = ranks.together(lambda: PretrainingData(config, tokenizer, "train"))
     validation_data = ranks.together(lambda: _validation_data(config, tokenizer))
     model_config = ranks.together(lambda: orthros_config(config, tokenizer.vocab_size))
+    model_config.update(special_token_ids(tokenizer))
     ranks.together(lambda: _check_kernel(config, model_config, ranks))
     identity = fingerprints(tokenizer, train_data)
     choice = choose_checkpoint(folder.checkpoints, ranks)
