@@ -28,9 +28,12 @@ def build_config(values: dict[str, Any], where: str) -> OrthrosConfig:
 
 
 def empty_model(config: OrthrosConfig) -> OrthrosForCausalLM:
-    """The model with shapes but no data."""
-    with torch.device("meta"):
-        return OrthrosForCausalLM(config)
+    """The model with shapes but no data. Raises InputError for sizes that no tensor can have."""
+    try:
+        with torch.device("meta"):
+            return OrthrosForCausalLM(config)
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise InputError(f"a model of this size cannot be made: {str(error).splitlines()[0]}") from error
 
 
 def is_affine(name: str) -> bool:

@@ -6,7 +6,7 @@ from torch import nn
 
 from orthros_train.config import Config
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
-from orthros_train.model.layer_factory import LayerFactory
+from orthros_train.parallel.factory import factory_for
 from orthros_train.parallel.mesh import Mesh
 from orthros_train.parallel.pipeline import PipelinedModel, canonical_name
 from orthros_train.parallel.quiet_deepspeed import join_process_group, silenced
@@ -23,7 +23,7 @@ def build_module(config: Config, model_config: OrthrosConfig, mesh: Mesh) -> nn.
     Raises:
         InputError: `init_from` does not fit.
     """
-    factory = build_factory(model_config, mesh)
+    factory = factory_for(model_config, mesh)
     if mesh.pipeline_size == 1:
         return build_model(config, model_config, factory)
     join_process_group()
@@ -33,15 +33,6 @@ def build_module(config: Config, model_config: OrthrosConfig, mesh: Mesh) -> nn.
         )
     set_initial_values(model, factory, config, model_config, canonical_name)
     return model
-
-
-def build_factory(model_config: OrthrosConfig, mesh: Mesh) -> LayerFactory:
-    """The layers of this rank: plain PyTorch's, or megatron-core's where the tensor axis has several."""
-    if mesh.tensor_size == 1:
-        return LayerFactory(model_config)
-    from orthros_train.parallel.tensor_parallel import TensorParallelFactory  # noqa: PLC0415 - 4 s of import
-
-    return TensorParallelFactory(model_config, mesh)
 
 
 def build_engine(

@@ -29,6 +29,7 @@ from orthros_train.training.schedule import learning_rate
 from orthros_train.training.step_record import StepRecorder
 from orthros_train.training.stopping import StopRequests, describe
 from orthros_train.training.validation import validate
+from orthros_train.training.watchdog import Watchdog
 
 EXIT_DONE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_STOPPED = 0, 1, 2, 75
 SKIPPED = StepResult(loss=float("nan"), grad_norm=float("nan"), applied=False)
@@ -53,9 +54,12 @@ def train(config: Config, command: Sequence[str]) -> int:
         ranks = start_ranks(config.parallel.timeout_seconds)
         folder = RunFolder(config)
         ranks.on_main(folder.inspect)
+        silence = config.parallel.resolved_watchdog_seconds
+        watchdog = Watchdog(silence, ranks.rank, folder.path / "stacks" / f"rank_{ranks.rank:05d}.txt")
         attempt = Attempt(ranks, folder)
         try:
-            return _run_attempt(config, command, attempt, stop)
+            with watchdog:
+                return _run_attempt(config, command, attempt, stop, watchdog)
         except TrainingFailureError as failure:
             attempt.fail(EXIT_FAILED, str(failure))
             if ranks.is_main:
@@ -108,9 +112,11 @@ class Attempt:
                 self.end("failed", exit_code, reason)
 
 
-def _run_attempt(config: Config, command: Sequence[str], attempt: Attempt, stop: StopRequests) -> int:
+def _run_attempt(
+    config: Config, command: Sequence[str], attempt: Attempt, stop: StopRequests, watchdog: Watchdog
+) -> int:
     _set_determinism(config)
-    run = prepare_run(config, command, attempt.ranks, stop, attempt.folder)
+    run = prepare_run(config, command, attempt.ranks, stop, attempt.folder, watchdog)
     attempt.run = run
     reason = _train_steps(run)
     run.save()
@@ -149,6 +155,7 @@ def _train_steps(run: Run) -> str | None:
 def _one_step(run: Run, loader: BatchLoader, recorder: StepRecorder) -> str | None:
     """One step and whatever is due after it; a reason to stop, if there is one."""
     config, ranks = run.config, run.ranks
+    run.watchdog.beat(f"step {run.progress.step + 1}")
     started = time.perf_counter()
     batch, waited = loader.take(give_up=lambda: run.stop.code() != 0)
     header = ranks.gather([batch.valid_labels if batch is not None and run.mesh.speaks else 0, run.stop.code()])
@@ -210,6 +217,7 @@ def _finish_validation(run: Run) -> str | None:
 def _validation_figures(run: Run) -> tuple[Record, str | None]:
     """What validation adds to the step's record, and a reason to stop instead, if there is one."""
     assert run.validation_data is not None
+    run.watchdog.beat(f"validation after step {run.progress.step}")
     loss, reason = validate(run.engine, run.validation_data, run.config, run.stop)
     return ({} if loss is None else {"validation_loss": finite_or_none(loss)}), reason
 

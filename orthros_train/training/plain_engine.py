@@ -23,7 +23,7 @@ class PlainEngine(TrainingEngine):
         self, model: OrthrosForCausalLM, config: Config, ranks: Ranks, mesh: Mesh, accumulation_steps: int
     ) -> None:
         if config.train.activation_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
         super().__init__(model, model.factory, config, ranks, mesh, accumulation_steps)
 
     def step(self, micro_batches: Sequence[Batch], valid_labels: int, learning_rate: float) -> StepResult:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from orthros_train.config import Config, gradient_accumulation_steps, orthros_config
 from orthros_train.data import PretrainingData, SplitTooSmallError, Tokenizer, load_tokenizer
+from orthros_train.data.tokenizers import special_token_ids
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig
 from orthros_train.model.attention_kernels import choose_kernel
@@ -45,6 +46,7 @@ from orthros_train.training.run_folder import (
 from orthros_train.training.schedule import learning_rate
 from orthros_train.training.state_files import load_state
 from orthros_train.training.stopping import StopRequests
+from orthros_train.training.watchdog import Watchdog
 
 
 @dataclass
@@ -55,6 +57,7 @@ class Run:
     ranks: Ranks
     mesh: Mesh
     stop: StopRequests
+    watchdog: Watchdog
     folder: RunFolder
     tokenizer: Tokenizer
     model_config: OrthrosConfig
@@ -70,6 +73,7 @@ class Run:
         """Save a checkpoint of the current step, unless there is one; collective."""
         if self.saved_step == self.progress.step:
             return
+        self.watchdog.beat(f"saving step {self.progress.step}")
         manifest = Manifest(
             progress=self.progress,
             layout=layout_of(self.config, self.ranks),
@@ -109,7 +113,14 @@ def fingerprints(tokenizer: Tokenizer, data: PretrainingData) -> dict[str, str]:
     return {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint}
 
 
-def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: StopRequests, folder: RunFolder) -> Run:
+def prepare_run(
+    config: Config,
+    command: Sequence[str],
+    ranks: Ranks,
+    stop: StopRequests,
+    folder: RunFolder,
+    watchdog: Watchdog,
+) -> Run:
     """Check the input, open the folder, build the model and load the newest valid checkpoint; collective.
 
     Raises:
@@ -121,6 +132,7 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
     train_data = ranks.together(lambda: PretrainingData(config, tokenizer, "train"))
     validation_data = ranks.together(lambda: _validation_data(config, tokenizer))
     model_config = ranks.together(lambda: orthros_config(config, tokenizer.vocab_size))
+    model_config.update(special_token_ids(tokenizer))
     ranks.together(lambda: _check_kernel(config, model_config, ranks))
     identity = fingerprints(tokenizer, train_data)
     choice = choose_checkpoint(folder.checkpoints, ranks)
@@ -147,6 +159,7 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
         ranks=ranks,
         mesh=mesh,
         stop=stop,
+        watchdog=watchdog,
         folder=folder,
         tokenizer=tokenizer,
         model_config=model_config,

@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from orthros_train.config import Config
 from orthros_train.data import PretrainingData
-from orthros_train.model import OrthrosForCausalLM
 from orthros_train.training import checkpoints, loop
 from orthros_train.training.loop import train
 from orthros_train.training.lost_ranks import lost_rank
+from orthros_train.training.plain_engine import PlainEngine
 from tests import distributed
 from tests.distributed import RankFailedError, run_distributed
 from tests.training.small_runs import run, small_config
@@ -29,9 +29,9 @@ MOMENTS: dict[str, tuple[Any, str, int, int, int, str]] = {
     # whose n-th call, the signal that comes before it, to which rank, and after what that is
     "loading": (PretrainingData, "__init__", 1, signal.SIGKILL, 1, "while it started"),
     "between steps": (loop, "_one_step", 3, signal.SIGKILL, 0, "after step 2"),
-    "a forward": (OrthrosForCausalLM, "forward", 6, signal.SIGKILL, 1, "after step 2"),
+    "a forward": (PlainEngine, "_forward", 6, signal.SIGKILL, 1, "after step 2"),
     "saving": (checkpoints, "save_state", 1, signal.SIGKILL, 1, "after step 3"),
-    "stuck in a forward": (OrthrosForCausalLM, "forward", 6, signal.SIGSTOP, 1, "after step 2"),
+    "stuck in a forward": (PlainEngine, "_forward", 6, signal.SIGSTOP, 1, "after step 2"),
 }
 
 
