@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer, model_validator
 from pydantic_core import PydanticKnownError
 
+from .config_adaptation import AdaptationSection, check_adaptation, check_teacher_layout
 from .config_loading import dump_yaml, load_yaml
+from .config_sft import SFTSection
 from .errors import InputError
 
 if TYPE_CHECKING:
@@ -203,6 +205,7 @@ class DataSection(Section):
 
     train: list[DataSource] = []
     validation: list[DataSource] | None = None  # None: the validation share of `split`
+    sft: SFTSection = SFTSection()
     # train, validation, test shares of every source's documents (YAML has lists, not tuples: hence not strict)
     split: tuple[float, float, float] = Field(default=(0.98, 0.01, 0.01), strict=False)
     document_mask: bool = True  # False: a row is one segment
@@ -342,6 +345,7 @@ class Config(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     logging: LoggingSection = LoggingSection()
     evaluation: EvaluationSection = EvaluationSection()
+    adaptation: AdaptationSection = AdaptationSection()
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -362,6 +366,18 @@ class Config(Section):
                 f"train.sequence_length ({length}) is beyond model.max_position_embeddings ({longest}): "
                 f"raise model.max_position_embeddings to {length} or set model.rope_scaling"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_task(self) -> Self:
+        if self.task == "pretrain" and (self.data.sft.train or self.data.sft.validation):
+            raise ValueError("data.sft names conversations, which task: pretrain does not read: set task: sft")
+        return self
+
+    @model_validator(mode="after")
+    def _check_adaptation(self) -> Self:
+        check_adaptation(self.adaptation, self.model, self.init_from)
+        check_teacher_layout(self.adaptation, self.parallel.tensor, self.parallel.pipeline)
         return self
 
     @model_validator(mode="after")
