@@ -34,7 +34,7 @@ class SFTData:
     """The samples of one split. `sample` may be called from several threads.
 
     Args:
-        config: its data, model.vocab_size, train.sequence_length and train.seed are read.
+        config: its data, train.sequence_length and train.seed are read.
         tokenizer: the run's.
         split: which share of the conversations. With `data.sft.validation` named, validation is all of those sources,
             and the validation share of the training sources stays with training.
@@ -46,7 +46,7 @@ class SFTData:
         notes: lines about what was read, for people.
 
     Raises:
-        InputError: a source is refused, the vocabulary is too small, or a validation source is also trained on.
+        InputError: a source or the chat template is refused, or a validation source is also trained on.
         SplitTooSmallError: a source has no conversation in this split.
     """
 
