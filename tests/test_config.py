@@ -62,6 +62,13 @@ OPTIONS = {
     "tokenizer.path": None,
     "data.train": [],
     "data.validation": None,
+    "data.sft.train": [],
+    "data.sft.validation": None,
+    "data.sft.chat_template": None,
+    "data.sft.template_variables": {},
+    "data.sft.train_on": "all",
+    "data.sft.too_long": "drop",
+    "data.sft.packing": True,
     "data.split": (0.98, 0.01, 0.01),
     "data.document_mask": True,
     "data.output_positions_multiple": 128,
@@ -102,6 +109,12 @@ OPTIONS = {
     "logging.peak_tflops": None,
     "evaluation.interval_steps": None,
     "evaluation.samples": 64,
+    "adaptation.freeze": "none",
+    "adaptation.start_window": None,
+    "adaptation.window_steps": None,
+    "adaptation.distillation.weight": 0.0,
+    "adaptation.distillation.temperature": 1.0,
+    "adaptation.distillation.teacher": None,
 }
 
 

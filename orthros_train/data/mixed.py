@@ -42,6 +42,7 @@ class MixedData:
         global_batch_size: samples of a step, inside which conversations come first.
 
     Attributes:
+        conversations: the first data set.
         fingerprint: SHA-256 of all that decides which tokens sample i holds.
         epoch_sizes: of the sources of both.
     """
@@ -49,6 +50,7 @@ class MixedData:
     def __init__(
         self, conversations: SFTData, text: PretrainingData, weights: tuple[float, float], global_batch_size: int
     ) -> None:
+        self.conversations = conversations
         self._parts: tuple[Samples, Samples] = (conversations, text)
         self._blend, self._step_size = Blend(weights), global_batch_size
         self.epoch_sizes = conversations.epoch_sizes + text.epoch_sizes

@@ -45,8 +45,6 @@ def train(config: Config, command: Sequence[str]) -> int:
     Raises:
         InputError: bad input, on all ranks.
     """
-    if config.task == "sft":
-        raise InputError("SFT training is not available yet; set task: pretrain")
     stop = StopRequests(time.monotonic(), config.train.wall_clock_limit_seconds)
     with stop.handling_signals():
         ranks = start_ranks(config.parallel.timeout_seconds)

@@ -42,8 +42,9 @@ class StepRecorder:
         """The record of the step that led to `progress`; collective, the same on all ranks."""
         flops = self._executed_flops(batch) if labels else 0
         memory = memory_peak_gib(self._ranks.device)
-        rows = self._ranks.gather([result.loss, flops, memory, data_wait_seconds, step_seconds])
-        loss, flops, *_ = rows.sum(dim=0).tolist()
+        outputs = sum(batch.segment_lengths) if batch.output_columns is None else len(batch.output_columns)
+        rows = self._ranks.gather([result.loss, flops, outputs, memory, data_wait_seconds, step_seconds])
+        loss, flops, outputs, *_ = rows.sum(dim=0).tolist()
         *_, memory, wait, seconds = rows.max(dim=0).values.tolist()
         return {
             "step": progress.step,
@@ -52,7 +53,7 @@ class StepRecorder:
             "grad_norm": finite_or_none(result.grad_norm),
             "tokens_seen": progress.step * self._tokens,
             "loss_tokens": labels,
-            "output_tokens": self._tokens,  # pretraining has an output token at every position
+            "output_tokens": int(outputs),  # computed ones: slots that fill up a row's M are among them
             "tokens_per_second": self._tokens / seconds,
             "step_seconds": seconds,
             "data_wait_seconds": wait,
@@ -66,7 +67,7 @@ class StepRecorder:
     def _executed_flops(self, batch: StepBatch) -> int:
         if self._peak is None:
             return 0
-        return training_flops(self._model_config, batch.segment_lengths).total
+        return training_flops(self._model_config, batch.segment_lengths, batch.output_columns).total
 
     def _utilization(self, flops: float, seconds: float) -> float | None:
         return None if self._peak is None else flops / (self._peak * self._ranks.world_size * seconds)

@@ -30,15 +30,18 @@ def write_chats(file: Path, count: int = 40, seed: int = 0) -> Path:
     return file
 
 
-def sft_config(output: Path, tokenizer: Path, chats: Sequence[Path | dict[str, Any]], **options: Any) -> Config:
-    """A small run on these files; options are spelled section__name=value, those of data.sft sft__name=value."""
+def sft_config(output: Path, tokenizer: Path | None, chats: Sequence[Path | dict[str, Any]], **options: Any) -> Config:
+    """A small run on these files, on bytes without a tokenizer.
+
+    Options are spelled section__name=value, those of data.sft sft__name=value.
+    """
     sources = [chat if isinstance(chat, dict) else {"path": str(chat)} for chat in chats]
     values: dict[str, Any] = {
         "task": "sft",
         "output_dir": str(output),
         "precision": "fp32",
         "model": {**MODEL, "max_position_embeddings": 256},
-        "tokenizer": {"type": "huggingface", "path": str(tokenizer)},
+        "tokenizer": {"type": "huggingface", "path": str(tokenizer)} if tokenizer else {"type": "byte"},
         "data": {"sft": {"train": sources}, "split": [0.9, 0.1, 0.0], "output_positions_multiple": 8},
         "train": {"steps": 6, "micro_batch_size": 2, "global_batch_size": 8, "sequence_length": 128},
         "optimizer": {"learning_rate": 0.01},

@@ -211,12 +211,6 @@ def test_a_second_launch_is_refused(tmp_path: Path, corpus: Path) -> None:
     assert run(config) == 0
 
 
-def test_sft_is_refused(tmp_path: Path, corpus: Path) -> None:
-    with pytest.raises(InputError, match="SFT training is not available yet"):
-        train(small_config(tmp_path / "run", corpus, task="sft"), [])
-    assert not (tmp_path / "run").exists()
-
-
 def test_metrics_past_the_checkpoint_are_cut_on_resume(tmp_path: Path, corpus: Path) -> None:
     """What a killed attempt recorded after its last checkpoint, and a half-written line, do not stay."""
     options = {"checkpoint__interval_steps": 3, "schedule__decay_steps": 6}
