@@ -22,8 +22,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from orthros_train.config import Config
+from orthros_train.model import OrthrosConfig
 from orthros_train.parallel.quiet_deepspeed import CheckpointEngine, deepspeed, silenced
 from orthros_train.training.batches import Batch
+from orthros_train.training.distillation import Teacher
 from orthros_train.training.optimizer import build_optimizer, set_learning_rate
 from orthros_train.training.ranks import Ranks
 
@@ -68,6 +70,7 @@ class TrainingEngine:
         model.universal_checkpoint_info = UNIVERSAL_CHECKPOINT_INFO  # type: ignore[assignment]
         self.ranks = ranks
         self.zero_stage = config.parallel.zero_stage
+        self.teacher: Teacher | None = None
         optimizer = build_optimizer(model, config.optimizer, ranks.device)
         with silenced():
             deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
@@ -80,13 +83,18 @@ class TrainingEngine:
         """The model itself; under ZeRO-3 its parameters are shards."""
         return self.deepspeed.module
 
+    @property
+    def model_config(self) -> OrthrosConfig:
+        """The configuration that the model attends by."""
+        return self.deepspeed.module.config
+
     def step(self, micro_batches: Sequence[Batch], valid_labels: int, learning_rate: float) -> StepResult:
         """One update from this rank's micro-batches of a global batch with `valid_labels` > 0 labels."""
         set_learning_rate(self.deepspeed.optimizer.param_groups, learning_rate)
         self.deepspeed.train()
         total = torch.zeros((), dtype=torch.float32, device=self.ranks.device)
         for batch in micro_batches:
-            loss = self.forward(batch, valid_labels)
+            loss = self._training_loss(batch, valid_labels)
             poison = torch.where(torch.isfinite(loss.detach()), 1.0, torch.nan)
             self.deepspeed.backward(loss * poison * self.ranks.world_size, scale_wrt_gas=False)
             total += loss.detach()
@@ -97,16 +105,21 @@ class TrainingEngine:
             applied=self.deepspeed.was_step_applied(),
         )
 
-    def forward(self, batch: Batch, normalizer: int) -> torch.Tensor:
-        """Sum of a micro-batch's label losses / normalizer, a scalar."""
+    def _training_loss(self, batch: Batch, normalizer: int) -> torch.Tensor:
+        """A micro-batch's share of the loss that is minimized, a scalar."""
+        inputs, output = self._forward(batch, normalizer)
+        return output.loss if self.teacher is None else self.teacher.blended_loss(output, inputs, normalizer)
+
+    def _forward(self, batch: Batch, normalizer: int) -> tuple[Batch, Any]:
+        """The batch on this device, and the model's output with the sum of its label losses / normalizer."""
         inputs = {key: value.to(self.ranks.device, non_blocking=True) for key, value in batch.items()}
-        return self.deepspeed(**inputs, num_items_in_batch=normalizer, use_cache=False).loss
+        return inputs, self.deepspeed(**inputs, num_items_in_batch=normalizer, use_cache=False)
 
     @torch.no_grad()
     def loss_sum(self, batch: Batch) -> float:
         """Sum of a micro-batch's label losses, without gradients."""
         self.deepspeed.eval()
-        return self.forward(batch, 1).item()
+        return self._forward(batch, 1)[1].loss.item()
 
     def state_files(self) -> list[tuple[str, Any]]:
         """(file name, state) of every file that this rank contributes to a checkpoint; collective, touches no disk.

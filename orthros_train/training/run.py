@@ -28,7 +28,9 @@ from orthros_train.training.checkpoints import (
     save_checkpoint,
 )
 from orthros_train.training.disk_space import check_disk_space
+from orthros_train.training.distillation import load_teacher
 from orthros_train.training.engine import TrainingEngine
+from orthros_train.training.freezing import freeze
 from orthros_train.training.initial_model import build_model
 from orthros_train.training.manifest import Layout, Manifest, Progress
 from orthros_train.training.metrics import MetricsLog
@@ -130,6 +132,8 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
         ranks.together(lambda: _check_same_run(choice, config, identity))
     ranks.on_main(lambda: _check_disk(folder, config, model_config, progress))
     model = ranks.together(lambda: build_model(config, model_config))
+    freeze(model, config.adaptation)
+    teacher = ranks.together(lambda: load_teacher(config, model_config, ranks.device))
 
     report = ProgressReport(config.train.steps, progress.step, config.logging.interval_steps, shown=ranks.is_main)
     folder.attempt = ranks.on_main(lambda: _open_folder(folder, stop, choice, report))
@@ -141,6 +145,7 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
         folder.write_status("running", progress.step)
         metrics = MetricsLog(folder.metrics_file, progress.step, config.logging.tensorboard)
     engine = TrainingEngine(model, config, ranks, accumulation)
+    engine.teacher = teacher
     if choice is not None:
         _say_schedule(choice, config, report)
         _load(engine, choice, layout_of(config, ranks), report)
