@@ -199,3 +199,16 @@ def test_a_template_file_that_is_missing(tmp_path: Path) -> None:
 
 def test_end_of_turn(tmp_path: Path) -> None:
     assert chat_template(write_tokenizer(tmp_path)).end_of_turn_id == 259
+
+
+def test_the_recipe_s_template(tmp_path: Path) -> None:
+    """configs/chat_template.jinja needs nothing of the tokenizer but an EOS."""
+    folder = write_tokenizer(tmp_path, None, eos_token="</s>")
+    file = Path(__file__).resolve().parents[2] / "configs" / "chat_template.jinja"
+    template = chat_template(folder, chat_template=str(file))
+    encoded = template.encode(
+        talk("system: S", "user: Hi", "assistant: Yo", "user: Bye", "assistant: See you"), "row 1"
+    )
+    assert spell(folder, encoded.ids) == "System: S\nUser: Hi\nAssistant: Yo</s>\nUser: Bye\nAssistant: See you</s>\n"
+    assert masked(folder, encoded) == "_ Yo</s>_ See you</s>_"
+    assert spell(folder, [template.end_of_turn_id]) == "</s>"
