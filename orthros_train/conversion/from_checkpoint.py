@@ -1,6 +1,6 @@
 """A training checkpoint as a Hugging Face folder: config.json, safetensors, tokenizer, model code, model card.
 
-The weights are the fp32 master weights, put together from the shards of whatever ZeRO stage saved them, and cast to the
+The weights are the fp32 master weights, put together from the pieces of whatever layout saved them, and cast to the
 wanted dtype. The folder appears under its name only when it is complete.
 """
 
@@ -21,7 +21,7 @@ from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
 from orthros_train.parallel.quiet_deepspeed import silenced
 from orthros_train.training.checkpoint_folders import HF_FOLDER, find_checkpoint
 from orthros_train.training.manifest import InvalidCheckpointError, Manifest, read_manifest, verify_files
-from orthros_train.training.master_weights import master_weights
+from orthros_train.training.state_files import SavedState
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -43,7 +43,7 @@ def export_hf(checkpoint_dir: str | Path, output_dir: str | Path, dtype: str = "
     checkpoint, output = find_checkpoint(Path(checkpoint_dir)), Path(output_dir)
     check_vacant(output)
     manifest = _verified(checkpoint)
-    model = _model(checkpoint, DTYPES[dtype])
+    model = _model(checkpoint, manifest, DTYPES[dtype])
     parameters = sum(parameter.numel() for parameter in model.parameters())
     _name_special_tokens(model, checkpoint)
     with finished_folder(output, parameters * DTYPES[dtype].itemsize) as folder:
@@ -86,9 +86,10 @@ def _name_special_tokens(model: OrthrosForCausalLM, checkpoint: Path) -> None:
             setattr(model.generation_config, name, value)
 
 
-def _model(checkpoint: Path, dtype: torch.dtype) -> OrthrosForCausalLM:
+def _model(checkpoint: Path, manifest: Manifest, dtype: torch.dtype) -> OrthrosForCausalLM:
     config = OrthrosConfig.from_pretrained(checkpoint / HF_FOLDER)
-    weights = {name: tensor.to(dtype) for name, tensor in master_weights(checkpoint).items()}
+    state = SavedState(checkpoint, manifest)
+    weights = {name: state.weight(name).to(dtype) for name in state.parameters}
     with torch.device("meta"):
         model = OrthrosForCausalLM(config)
     unexpected = model.load_state_dict(weights, strict=False, assign=True).unexpected_keys

@@ -79,8 +79,12 @@ class LayerFactory:
         """The shape of the whole parameter of which this rank holds `parameter`."""
         return tuple(parameter.shape)
 
+    def split_dim(self, parameter: Tensor) -> int | None:
+        """The dim along which ranks hold parts of the parameter; None: every rank holds the whole."""
+        return None
+
     def shard(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        """This rank's part, shaped as `parameter`, of the whole tensor of shape `full_shape(parameter)`."""
+        """This rank's part of the whole tensor of shape `full_shape(parameter)`."""
         return whole
 
     def reset_parameter(self, name: str, parameter: Tensor, seed: int) -> None:

@@ -5,5 +5,6 @@ mesh.py                 the axes (tensor, data, pipeline) and their process grou
 tensor_parallel.py      the layer factory on megatron-core's modules
 sequence_layout.py      the two streams sharded by tokens between the products
 pipeline.py             the layers as stages of DeepSpeed's PipelineModule
+nonfinite.py            a bad loss made to reach every rank
 device_differences.py   what a CPU run has to supply
 """

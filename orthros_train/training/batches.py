@@ -1,7 +1,7 @@
-"""The batches of this rank, prepared ahead in a thread.
+"""The batches of this rank's replica, prepared ahead in a thread.
 
-A step's batch is a pure function of (step, rank), so there is nothing to save and nothing to rewind: the loader starts
-at whatever step the checkpoint holds.
+A step's batch is a pure function of (step, replica), so there is nothing to save and nothing to rewind: the loader
+starts at whatever step the checkpoint holds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from orthros_train.config import Config
 from orthros_train.data import collate, rank_micro_batches
 from orthros_train.data.mixed import Samples
 from orthros_train.data.output_slots import step_output_slots
+from orthros_train.parallel.mesh import Mesh
 
 IGNORED_LABEL = -100
 POLL_SECONDS = 0.1
@@ -27,7 +28,7 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One rank's share of one optimizer step."""
+    """One replica's share of one optimizer step."""
 
     micro_batches: list[Batch] = field(repr=False)
     valid_labels: int
@@ -38,12 +39,11 @@ class StepBatch:
 class BatchLoader:
     """Hands out the batch of each step from `first_step` on, up to `data.prefetch_steps` ahead.
 
-    An exception in the thread is raised by the next `take`.
+    A stage in the middle of a pipeline gets empty ones. An exception in the thread is raised by the next `take`.
     """
 
-    def __init__(self, data: Samples, config: Config, rank: int, world_size: int, first_step: int) -> None:
-        self._data, self._config, self._train = data, config, config.train
-        self._rank, self._world_size = rank, world_size
+    def __init__(self, data: Samples, config: Config, mesh: Mesh, first_step: int) -> None:
+        self._data, self._config, self._train, self._mesh = data, config, config.train, mesh
         self._pin = torch.cuda.is_available()
         self._next = first_step
         self._closed = threading.Event()
@@ -103,9 +103,10 @@ class BatchLoader:
 
     def _build(self, step: int) -> StepBatch:
         """`step` is 0-based here, as in the data's own order."""
-        plan = rank_micro_batches(
-            step, self._train.global_batch_size, self._train.micro_batch_size, self._rank, self._world_size
-        )
+        train, mesh = self._train, self._mesh
+        if not mesh.reads_data:
+            return StepBatch([], valid_labels=0, segment_lengths=[])
+        plan = rank_micro_batches(step, train.global_batch_size, train.micro_batch_size, mesh.data_rank, mesh.data_size)
         slots = self._output_slots(step)
         batches = [collate([self._data.sample(i) for i in indices], m) for indices, m in zip(plan, slots, strict=True)]
         if self._pin:
@@ -122,10 +123,10 @@ class BatchLoader:
             self._data,
             step,
             global_batch_size=self._train.global_batch_size,
-            samples_per_pass=self._train.micro_batch_size * self._world_size,
+            samples_per_pass=self._train.micro_batch_size * self._mesh.data_size,
             multiple=self._config.data.output_positions_multiple,
             sequence_length=self._train.sequence_length,
-            same_in_step=self._config.parallel.pipeline > 1,
+            same_in_step=self._mesh.pipeline_size > 1,
         )
 
 
@@ -165,16 +166,16 @@ def output_columns(batches: Sequence[Batch]) -> list[int] | None:
 
 
 def split_evenly(
-    data: Samples, count: int, micro_batch_size: int, rank: int, world_size: int, output_slots: int | None = None
+    data: Samples, count: int, micro_batch_size: int, mesh: Mesh, output_slots: int | None = None
 ) -> Iterator[Batch]:
-    """This rank's batches of the first `count` samples, each sample on exactly one rank.
+    """This replica's batches of the first `count` samples, each sample on exactly one replica.
 
-    Every rank gets the same number of equally shaped batches, since ZeRO-3 gathers weights in every forward: where
+    Every replica gets the same number of equally shaped batches, since ZeRO-3 gathers weights in every forward: where
     samples run out, sample 0 stands in with all its labels ignored.
     """
-    per_round = micro_batch_size * world_size
+    per_round = micro_batch_size * mesh.data_size
     for first in range(0, count, per_round):
-        start = first + rank * micro_batch_size
+        start = first + mesh.data_rank * micro_batch_size
         indices = range(start, start + micro_batch_size)
         batch = collate([data.sample(index if index < count else 0) for index in indices], output_slots)
         unused = torch.tensor([index >= count for index in indices])

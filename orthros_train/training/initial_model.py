@@ -10,6 +10,7 @@ import torch
 from orthros_train.config import Config
 from orthros_train.errors import InputError, damaged_model_errors
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.model.layer_factory import LayerFactory
 from orthros_train.parallel.quiet_deepspeed import silenced
 from orthros_train.training.optimizer import AFFINES
 
@@ -32,14 +33,14 @@ COMPARED_OPTIONS = (
 )
 
 
-def build_model(config: Config, model_config: OrthrosConfig) -> OrthrosForCausalLM:
+def build_model(config: Config, model_config: OrthrosConfig, factory: LayerFactory | None = None) -> OrthrosForCausalLM:
     """The fp32 model at step 0, the same on every rank and in every layout.
 
     Raises:
         InputError: `init_from` is no Orthros folder, or one of another model than the configuration describes.
     """
     if config.init_from is None:
-        model = OrthrosForCausalLM(model_config)
+        model = OrthrosForCausalLM(model_config, factory)
         model.reset_parameters(config.train.seed)
         return model
     folder = Path(config.init_from)

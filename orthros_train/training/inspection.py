@@ -29,15 +29,14 @@ def inspect_checkpoint(path: str | Path, verify: bool = True) -> tuple[str, bool
 
 
 def _describe(folder: Path, manifest: Manifest, state: str) -> str:
-    progress, layout = manifest.progress, manifest.layout
+    progress = manifest.progress
     total = sum(record.bytes for record in manifest.files)
     lines = [
         f"checkpoint   {folder}",
         f"state        {state}",
         f"step         {progress.step} ({progress.updates} updates, {progress.skipped_steps} skipped)",
         f"next sample  {progress.sample_position}",
-        f"layout       {layout.world_size} ranks, ZeRO-{layout.zero_stage}, tensor {layout.tensor}, "
-        f"pipeline {layout.pipeline}, {layout.precision}",
+        f"layout       {manifest.layout}",
         f"saved        {manifest.saved_at} with "
         + ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items())),
         *(f"{name:<12} {fingerprint}" for name, fingerprint in sorted(manifest.fingerprints.items())),

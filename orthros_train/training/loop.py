@@ -123,10 +123,10 @@ def _set_determinism(config: Config) -> None:
 
 def _train_steps(run: Run) -> str | None:
     """Train until train.steps are done (None) or the ranks agree to stop (the reason)."""
-    config, ranks = run.config, run.ranks
+    config = run.config
     reason = _finish_validation(run)
     recorder = StepRecorder(run)
-    loader = BatchLoader(run.train_data, config, ranks.rank, ranks.world_size, first_step=run.progress.step)
+    loader = BatchLoader(run.train_data, config, run.mesh, first_step=run.progress.step)
     try:
         while reason is None and run.progress.step < config.train.steps:
             reason = _one_step(run, loader, recorder)
@@ -140,7 +140,7 @@ def _one_step(run: Run, loader: BatchLoader, recorder: StepRecorder) -> str | No
     config, ranks = run.config, run.ranks
     started = time.perf_counter()
     batch, waited = loader.take(give_up=lambda: run.stop.code() != 0)
-    header = ranks.gather([0 if batch is None else batch.valid_labels, run.stop.code()])
+    header = ranks.gather([batch.valid_labels if batch is not None and run.mesh.speaks else 0, run.stop.code()])
     reason = describe(header[:, 1].tolist())
     if reason is not None:
         return reason

@@ -20,6 +20,7 @@ from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig
 from orthros_train.model.attention_kernels import choose_kernel
 from orthros_train.model.parameter_count import parameter_count
+from orthros_train.parallel.mesh import Mesh, mesh_of
 from orthros_train.training.checkpoint_folders import checkpoint_folders
 from orthros_train.training.checkpoints import (
     Choice,
@@ -30,13 +31,12 @@ from orthros_train.training.checkpoints import (
 from orthros_train.training.disk_space import check_disk_space
 from orthros_train.training.distillation import load_teacher
 from orthros_train.training.engine import TrainingEngine
+from orthros_train.training.engines import build_engine, build_module
 from orthros_train.training.freezing import freeze
-from orthros_train.training.initial_model import build_model
 from orthros_train.training.manifest import Layout, Manifest, Progress
 from orthros_train.training.metrics import MetricsLog
 from orthros_train.training.progress_report import ProgressReport
 from orthros_train.training.ranks import Ranks
-from orthros_train.training.relayout import load_relayouted
 from orthros_train.training.run_data import conversations_of, data_notes, training_data, validation_data
 from orthros_train.training.run_folder import (
     RunFolder,
@@ -46,6 +46,7 @@ from orthros_train.training.run_folder import (
     refuse_other_run,
 )
 from orthros_train.training.schedule import learning_rate
+from orthros_train.training.state_files import load_state
 from orthros_train.training.stopping import StopRequests
 
 
@@ -55,6 +56,7 @@ class Run:
 
     config: Config
     ranks: Ranks
+    mesh: Mesh
     stop: StopRequests
     folder: RunFolder
     tokenizer: Tokenizer
@@ -120,6 +122,7 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
         InputError: on all ranks, before anything is written.
     """
     accumulation = ranks.together(lambda: gradient_accumulation_steps(config, ranks.world_size))
+    mesh = mesh_of(config.parallel)
     tokenizer = ranks.together(lambda: load_tokenizer(config.tokenizer))
     train_data = ranks.together(lambda: training_data(config, tokenizer))
     held_out = ranks.together(lambda: validation_data(config, tokenizer))
@@ -131,8 +134,8 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
     if choice is not None:
         ranks.together(lambda: _check_same_run(choice, config, identity))
     ranks.on_main(lambda: _check_disk(folder, config, model_config, progress))
-    model = ranks.together(lambda: build_model(config, model_config))
-    freeze(model, config.adaptation)
+    module = ranks.together(lambda: build_module(config, model_config, mesh))
+    freeze(module, config.adaptation)
     teacher = ranks.together(lambda: load_teacher(config, model_config, ranks.device))
 
     report = ProgressReport(config.train.steps, progress.step, config.logging.interval_steps, shown=ranks.is_main)
@@ -144,14 +147,14 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
         folder.write_receipt(build_receipt(config, command, ranks, folder.attempt, progress.step, identity))
         folder.write_status("running", progress.step)
         metrics = MetricsLog(folder.metrics_file, progress.step, config.logging.tensorboard)
-    engine = TrainingEngine(model, config, ranks, accumulation)
-    engine.teacher = teacher
+    engine = build_engine(module, config, ranks, mesh, accumulation, teacher)
     if choice is not None:
-        _say_schedule(choice, config, report)
-        _load(engine, choice, layout_of(config, ranks), report)
+        _say_changes(choice, config, layout_of(config, ranks), report)
+        load_state(engine, choice.path, choice.manifest)
     return Run(
         config=config,
         ranks=ranks,
+        mesh=mesh,
         stop=stop,
         folder=folder,
         tokenizer=tokenizer,
@@ -213,8 +216,11 @@ def _open_folder(folder: RunFolder, stop: StopRequests, choice: Choice | None, r
     return folder.attempt
 
 
-def _say_schedule(choice: Choice, config: Config, report: ProgressReport) -> None:
-    """The schedule is a function of the step and of train.steps: say so where raising them moves it."""
+def _say_changes(choice: Choice, config: Config, layout: Layout, report: ProgressReport) -> None:
+    """Say what is not as it was when the checkpoint was saved and does not make it another run."""
+    if choice.manifest.layout != layout:
+        report.say(f"the layout was {choice.manifest.layout} and is {layout}")
+    # The schedule is a function of the step and of train.steps.
     old, new, step = choice.manifest.config["train"]["steps"], config.train.steps, choice.manifest.progress.step
     peak = config.optimizer.learning_rate
     before, after = (learning_rate(config.schedule, peak, steps, step) for steps in (old, new))
@@ -223,12 +229,3 @@ def _say_schedule(choice: Choice, config: Config, report: ProgressReport) -> Non
             f"train.steps was {old} and is {new}: the learning rate goes on at {after:.3g} where it was {before:.3g}; "
             "schedule.decay_steps fixes its course"
         )
-
-
-def _load(engine: TrainingEngine, choice: Choice, layout: Layout, report: ProgressReport) -> None:
-    if choice.manifest.layout == layout:
-        engine.load_native(str(choice.path.parent), choice.path.name)
-    else:
-        old = choice.manifest.layout
-        report.say(f"converting from {old.world_size} ranks, ZeRO-{old.zero_stage}")
-        load_relayouted(engine, choice.path, choice.manifest)

@@ -22,7 +22,7 @@ class StepRecorder:
 
     def __init__(self, run: Run) -> None:
         train = run.config.train
-        self._ranks = run.ranks
+        self._ranks, self._speaks = run.ranks, run.mesh.speaks
         self._attempt = run.folder.attempt
         self._model_config = run.model_config
         self._scheduled = run.config.adaptation.start_window is not None
@@ -46,7 +46,8 @@ class StepRecorder:
         flops = self._executed_flops(batch, window) if labels else 0
         memory = memory_peak_gib(self._ranks.device)
         outputs = sum(batch.segment_lengths) if batch.output_columns is None else len(batch.output_columns)
-        rows = self._ranks.gather([result.loss, flops, outputs, memory, data_wait_seconds, step_seconds])
+        shares = [result.loss, flops, outputs] if self._speaks else [0, 0, 0]
+        rows = self._ranks.gather([*shares, memory, data_wait_seconds, step_seconds])
         loss, flops, outputs, *_ = rows.sum(dim=0).tolist()
         *_, memory, wait, seconds = rows.max(dim=0).values.tolist()
         return {

@@ -18,9 +18,19 @@ from tests.training.small_runs import MODEL, losses, run, small_config, untimed
 FROZEN = {"adaptation__freeze": "all_but_affines"}
 
 
-@pytest.mark.parametrize(("ranks", "zero_stage"), [(1, 1), (2, 2), (2, 3)])
-def test_only_affines_move(tmp_path: Path, corpus: Path, ranks: int, zero_stage: int) -> None:
-    config = small_config(tmp_path / "run", corpus, parallel__zero_stage=zero_stage, **FROZEN)
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [
+        (1, {"parallel__zero_stage": 1}),
+        (2, {"parallel__zero_stage": 2}),
+        (2, {"parallel__zero_stage": 3}),
+        (2, {"parallel__tensor": 2}),
+        (2, {"parallel__pipeline": 2}),
+    ],
+    ids=["one", "zero2", "zero3", "tensor", "pipeline"],
+)
+def test_only_affines_move(tmp_path: Path, corpus: Path, ranks: int, layout: dict[str, Any]) -> None:
+    config = small_config(tmp_path / "run", corpus, **layout, **FROZEN)
     assert run(config, ranks) == 0
     trained = OrthrosForCausalLM.from_pretrained(export_hf(config.output_dir, tmp_path / "exported"))
     start = dict(build_model(config, orthros_config(config, 259)).named_parameters())

@@ -16,6 +16,7 @@ from orthros_train.data import collate
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosForCausalLM
 from orthros_train.model.flops import training_flops
+from orthros_train.parallel.mesh import Mesh
 from orthros_train.training.batches import BatchLoader, output_columns, segment_lengths
 from tests.data.chat_tokenizers import CHATML, write_tokenizer
 from tests.data.chats import MODEL, sft_config, sft_data, write_chats
@@ -109,6 +110,24 @@ def test_other_layouts_see_the_same(tmp_path: Path, tokenizer: Path, chats: Path
     assert metrics(one)[-1]["validation_loss"] == pytest.approx(metrics(two)[-1]["validation_loss"], abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [{"parallel__pipeline": 2}, {"parallel__tensor": 2}, {"parallel__tensor": 2, "parallel__sequence": True}],
+    ids=["pipeline", "tensor", "sequence"],
+)
+def test_split_models_see_the_same(tmp_path: Path, tokenizer: Path, chats: Path, layout: dict[str, Any]) -> None:
+    one = sft_config(tmp_path / "one", tokenizer, [chats])
+    two = sft_config(tmp_path / "two", tokenizer, [chats], **layout)
+    assert run(one, 1) == run(two, 2) == 0
+    assert_same_metrics(one, two)
+
+
+def assert_same_metrics(one: Config, two: Config) -> None:
+    for key in ("loss", "grad_norm", "validation_loss", "output_tokens", "loss_tokens"):
+        values = [[record[key] for record in metrics(config) if key in record] for config in (one, two)]
+        assert values[0] == pytest.approx(values[1], abs=1e-5, rel=1e-5), key
+
+
 def test_another_data_set_is_another_run(tmp_path: Path, tokenizer: Path, chats: Path) -> None:
     assert run(sft_config(tmp_path / "run", tokenizer, [chats], train__steps=2)) == 0
     other = write_chats(tmp_path / "other.jsonl", 60, seed=5)
@@ -131,6 +150,22 @@ def test_mixed_with_text(tmp_path: Path, chats: Path, corpus: Path) -> None:
         assert record["output_tokens"] >= 4 * 128
     assert [r["output_tokens"] for r in metrics(two)] == [8 * 128] * 6  # one micro-batch holds both kinds
     assert [r["loss_tokens"] for r in metrics(one)] == [r["loss_tokens"] for r in metrics(two)]
+
+
+def test_mixed_with_text_in_a_pipeline(tmp_path: Path, chats: Path, corpus: Path) -> None:
+    """Shapes cannot change inside a step there: a step with any text has an output token everywhere, and a tenth of
+    the steps has none."""
+    shared: dict[str, Any] = {
+        "data__train": [{"prefix": str(corpus), "weight": 0.1}],
+        "sft__chat_template": template_file(tmp_path),
+        "train__global_batch_size": 4,
+    }
+    one = sft_config(tmp_path / "one", None, [chats], **shared)
+    two = sft_config(tmp_path / "two", None, [chats], **shared, parallel__pipeline=2)
+    assert run(one, 1) == run(two, 2) == 0
+    assert losses(one) == pytest.approx(losses(two), abs=1e-5)
+    outputs = [record["output_tokens"] for record in metrics(two)]
+    assert max(outputs) == 4 * 128 > min(outputs)
 
 
 def template_file(folder: Path) -> str:
@@ -164,7 +199,7 @@ def test_bad_input_is_one_line_on_every_rank(tmp_path: Path, tokenizer: Path) ->
 def test_flops_count_the_computed_slots(tmp_path: Path, tokenizer: Path, chats: Path) -> None:
     """An unused slot is a token at its row's first column."""
     config = sft_config(tmp_path, tokenizer, [chats], data__prefetch_steps=0)
-    loader = BatchLoader(sft_data(config), config, rank=0, world_size=1, first_step=0)
+    loader = BatchLoader(sft_data(config), config, Mesh(), first_step=0)
     batch, _ = loader.take(lambda: False)
     assert batch is not None
     assert batch.output_columns is not None

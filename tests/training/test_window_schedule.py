@@ -57,6 +57,14 @@ def test_a_run_attends_through_it(tmp_path: Path, corpus: Path) -> None:
     assert saved.base_window == 8
 
 
+def test_a_pipeline_attends_through_it(tmp_path: Path, corpus: Path) -> None:
+    options = {"adaptation__start_window": 32, "adaptation__window_steps": 4}
+    one = small_config(tmp_path / "one", corpus, **options)
+    two = small_config(tmp_path / "two", corpus, **options, parallel__pipeline=2)
+    assert run(one, 1) == run(two, 2) == 0
+    assert losses(one) == pytest.approx(losses(two), abs=1e-5)
+
+
 def test_a_resumed_run_goes_on_with_it(tmp_path: Path, corpus: Path) -> None:
     options = {"schedule__type": "constant", "checkpoint__interval_steps": 3, "evaluation__interval_steps": 3}
     options |= {"adaptation__start_window": 32, "adaptation__window_steps": 4}
