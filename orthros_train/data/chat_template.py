@@ -23,7 +23,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import tokenizers as hf
 from numpy.typing import NDArray
@@ -110,7 +109,10 @@ class ChatTemplate:
         if forged:
             raise ForgedTokenError(forged.group())
         text, answers = self._answers(conversation, label)
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InputError(f"{label}: half of a surrogate pair, no Unicode text; correct the conversation") from error
         ids = np.array(encoding.ids, dtype=np.int64)
         starts = np.array([start for start, _ in encoding.offsets], dtype=np.int64)
         trained = np.zeros(len(ids), dtype=np.bool_)
@@ -154,7 +156,7 @@ class ChatTemplate:
                 tokenize=False,
                 **self._variables,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # a template is a program of the user's: it may raise anything
             reason = " ".join(str(error).split())
             raise InputError(
                 f"{label}: {self.name} cannot render it ({reason}); correct the conversation, or name another template "

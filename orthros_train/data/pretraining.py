@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from orthros_train.config import Config, DataSection, DataSource
 from orthros_train.data.corpus import Corpus, open_corpus
+from orthros_train.data.permutation import seed32
 from orthros_train.data.sample_order import SampleOrder
 from orthros_train.data.segments import IGNORED_LABEL, document_ids, shift_labels
 from orthros_train.data.tokenizers import Tokenizer
@@ -92,7 +93,7 @@ class PretrainingData:
             corpus = open_corpus(source.prefix, tokenizer, vocab_size)
             documents = split_documents(corpus.manifest.documents, shares, split)
             _require_one_sample(corpus, documents, self._length, split)
-            seed = _seed32(f"{self._key}/documents/{number}")
+            seed = seed32(f"{self._key}/documents/{number}")
             self._rows.append(PackedRows(corpus, documents, self._length, seed, cache_dir))
             records.append([corpus.manifest.bin.sha256, documents.start, documents.stop])
         self.epoch_sizes = tuple(len(rows) for rows in self._rows)
@@ -203,8 +204,3 @@ def _require_one_sample(corpus: Corpus, documents: range, sequence_length: int, 
             f"{tokens} tokens, and one sample takes train.sequence_length + 1 = {sequence_length + 1}; change "
             f"data.split, use {name}, or lower train.sequence_length"
         )
-
-
-def _seed32(key: str) -> int:
-    """A seed for NumPy's frozen RandomState, from any text."""
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "little")

@@ -14,11 +14,12 @@ import json
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orthros_train.config import Config
 from orthros_train.config_sft import SFTSection, SFTSource
 from orthros_train.data.chat_template import ChatTemplate
-from orthros_train.data.permutation import Permutation
+from orthros_train.data.permutation import shuffled
 from orthros_train.data.pretraining import Sample, SplitName, SplitTooSmallError, split_documents, split_shares
 from orthros_train.data.sample_order import SampleOrder
 from orthros_train.data.segments import IGNORED_LABEL
@@ -70,7 +71,9 @@ class SFTData:
                 if section.packing
                 else one_each(chosen)
             )
-            self.notes.append(f"{source.label}: {counts}; {split}: {len(chosen):,} in {len(packing):,} rows")
+            filled = int(encoded.lengths[packing.members].sum()) / (len(packing) * self._length)
+            rows = f"{len(chosen):,} in {len(packing):,} rows, filled to {filled:.0%}"
+            self.notes.append(f"{source.label}: {counts}; {split}: {rows}")
             self._sources.append(encoded)
             self._packings.append(packing)
         self._outputs = [p.sums(s.outputs) for s, p in zip(self._sources, self._packings, strict=True)]
@@ -128,7 +131,7 @@ def _place(source: SFTSource) -> str:
 
 def _of_split(
     source: SFTSource, count: int, shares: tuple[float, float, float], split: SplitName, counts: str
-) -> list[int]:
+) -> NDArray[np.int64]:
     """The conversations of a split, in increasing order; drawn, since files are often sorted by topic."""
     part = split_documents(count, shares, split)
     if len(part) == 0:
@@ -137,5 +140,4 @@ def _of_split(
             "data.sft.too_long or train.sequence_length, or use "
             + ("data.sft.validation" if split == "validation" else "more conversations")
         )
-    order = Permutation(count, "split of conversations")
-    return sorted(order[k] for k in part)
+    return np.sort(shuffled(count, "split of conversations")[part.start : part.stop])

@@ -6,13 +6,12 @@ Equal lengths are taken in an order drawn by a key, so what shares a row is a pu
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from orthros_train.data.permutation import Permutation
+from orthros_train.data.permutation import shuffled
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Packing:
         return np.diff(totals, prepend=0)
 
 
-def pack(conversations: Sequence[int], lengths: NDArray[np.int64], capacity: int, key: str) -> Packing:
+def pack(conversations: NDArray[np.int64], lengths: NDArray[np.int64], capacity: int, key: str) -> Packing:
     """Pack the named conversations into rows of at most `capacity` tokens.
 
     Args:
@@ -44,16 +43,12 @@ def pack(conversations: Sequence[int], lengths: NDArray[np.int64], capacity: int
         lengths: tokens of every conversation, at least 1 and at most `capacity` each.
         key: draws the order among equal lengths.
     """
-    if len(conversations) == 0:
-        return Packing(np.empty(0, np.int64), np.empty(0, np.int64))
-    order = Permutation(len(conversations), key)
-    shuffled = [conversations[order[k]] for k in range(len(conversations))]
-    shuffled.sort(key=lambda index: -lengths[index])
+    drawn = conversations[shuffled(len(conversations), key)]
+    longest_first = drawn[np.argsort(-lengths[drawn], kind="stable")]
     rows: list[list[int]] = []
     with_room: dict[int, list[int]] = {}  # tokens left -> rows that have so many
     rooms: list[int] = []  # the keys of with_room, in increasing order
-    for index in shuffled:
-        length = int(lengths[index])
+    for index, length in zip(longest_first.tolist(), lengths[longest_first].tolist(), strict=True):
         place = bisect.bisect_left(rooms, length)
         if place == len(rooms):
             row, room = len(rows), capacity
@@ -73,6 +68,6 @@ def pack(conversations: Sequence[int], lengths: NDArray[np.int64], capacity: int
     return Packing(members, np.cumsum([len(row) for row in rows], dtype=np.int64))
 
 
-def one_each(conversations: Sequence[int]) -> Packing:
+def one_each(conversations: NDArray[np.int64]) -> Packing:
     """Every conversation in a row of its own."""
-    return Packing(np.array(conversations, dtype=np.int64), np.arange(1, len(conversations) + 1, dtype=np.int64))
+    return Packing(conversations, np.arange(1, len(conversations) + 1, dtype=np.int64))

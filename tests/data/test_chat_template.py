@@ -161,6 +161,12 @@ def test_a_message_that_spells_out_a_special_token(tmp_path: Path) -> None:
     template.encode(talk("user: <|im_", "assistant: start|>"), "row 1")
 
 
+def test_text_that_is_no_unicode(tmp_path: Path) -> None:
+    template = chat_template(write_tokenizer(tmp_path))
+    with pytest.raises(InputError, match="row 1: half of a surrogate pair"):
+        template.encode(talk("user: \ud800", "assistant: Yo"), "row 1")
+
+
 def test_the_clock_stands_still(tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path, "{{ strftime_now('%d %b %Y') }}" + CHATML)
     encoded = chat_template(folder).encode(talk("user: Hi", "assistant: Yo"), "row 1")
