@@ -64,15 +64,15 @@ def build_stage(config: Config, model: OrthrosConfig, world_size: int, rank: int
     from .parallel.quiet_deepspeed import silenced  # noqa: PLC0415
 
     with silenced():
-        from .parallel.mesh import build_mesh  # noqa: PLC0415 - 4 s of import
+        from .parallel.factory import factory_for  # noqa: PLC0415
+        from .parallel.mesh import mesh_of  # noqa: PLC0415
         from .parallel.pipeline import PipelinedModel  # noqa: PLC0415
-        from .parallel.tensor_parallel import TensorParallelFactory  # noqa: PLC0415
 
     parallel, length = config.parallel, config.train.sequence_length
     first, stop = 0, model.num_hidden_layers
     with fake_rank(world_size, rank), silenced():
-        mesh = build_mesh(parallel.tensor, parallel.pipeline, parallel.sequence)
-        factory = TensorParallelFactory(model, mesh)
+        mesh = mesh_of(parallel)
+        factory = factory_for(model, mesh)
         if parallel.pipeline > 1:
             staged = PipelinedModel(model, factory, mesh, length, config.train.activation_checkpointing)
             entries = staged.parts[mesh.pipeline_rank : mesh.pipeline_rank + 2]  # the embedding is entry 0
@@ -81,12 +81,12 @@ def build_stage(config: Config, model: OrthrosConfig, world_size: int, rank: int
         else:
             module = OrthrosForCausalLM(model, factory)
         parameters = list(module.parameters())
-        split = sum(parameter.numel() for parameter in parameters if factory.partition_dim(parameter) is not None)
+        split = sum(parameter.numel() for parameter in parameters if factory.split_dim(parameter) is not None)
     return Stage(
         index=mesh.pipeline_rank,
         stages=parallel.pipeline,
         layers=range(first, stop),
         parameters=sum(parameter.numel() for parameter in parameters),
         split=split,
-        megatron=True,
+        megatron=parallel.tensor > 1,
     )

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from orthros_train.config import Config, orthros_config
 from orthros_train.config_parallel import data_parallel_size
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.parallel.factory import factory_for
 from orthros_train.parallel.fake_rank import fake_rank
 from orthros_train.parallel.mesh import build_mesh
 from orthros_train.parallel.pipeline import PipelinedModel, pack_layout
 from orthros_train.parallel.quiet_deepspeed import silenced
-from orthros_train.parallel.tensor_parallel import TensorParallelFactory
 
 VOCABULARY = 301  # divides by no axis
 MODEL: dict[str, Any] = {
@@ -61,13 +61,13 @@ class RunningStage:
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         checkpointing = config.train.activation_checkpointing
         mesh = build_mesh(parallel.tensor, parallel.pipeline, parallel.sequence)
-        factory = TensorParallelFactory(self.model, mesh)
+        factory = factory_for(self.model, mesh)
         if parallel.pipeline > 1:
             self.module: nn.Module = PipelinedModel(self.model, factory, mesh, self.length, checkpointing)
         else:
             self.module = OrthrosForCausalLM(self.model, factory)
             if checkpointing:
-                self.module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+                self.module.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
         self.module.to(dtype).train()
         self.stage, self.dtype = stage, dtype
 

@@ -50,7 +50,7 @@ def kept_by_one_process(config: Config) -> int:
     model = small_model(config)
     module = OrthrosForCausalLM(model).to(torch.bfloat16 if config.precision == "bf16" else torch.float32).train()
     if config.train.activation_checkpointing:
-        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        module.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     ids = torch.randint(0, model.vocab_size, (config.train.micro_batch_size, config.train.sequence_length))
     arguments: dict[str, Any] = {"num_items_in_batch": ids.numel(), "use_cache": False}
     return kept_by_autograd(module, lambda: module(ids, shift_labels=ids, **arguments).loss)

@@ -11,10 +11,11 @@ import sys
 import time
 from types import FrameType
 
-from orthros_train.command_line import CommandParser, positive_int, run_command
+from orthros_train.command_line import CommandParser, counted, int_between, run_command
 from orthros_train.data.command_line import add_input_arguments, available_cpus, input_sources, tokenizer_section
 from orthros_train.data.preprocessing import preprocess
 
+MOST_WORKERS = 1024
 EXAMPLES = """\
   python tools/preprocess_data.py --input books/ --tokenizer byte --output-prefix data/books
   python tools/preprocess_data.py --input web-*.jsonl.zst --text-key content --tokenizer models/llama \\
@@ -38,7 +39,11 @@ def build_parser() -> CommandParser:
     )
     parser.add_argument("--output-prefix", required=True, metavar="PREFIX", help="of the three files; folders are made")
     parser.add_argument(
-        "--workers", type=positive_int, default=available_cpus(), metavar="N", help="processes (default: one a CPU)"
+        "--workers",
+        type=int_between(1, MOST_WORKERS),
+        default=min(available_cpus(), MOST_WORKERS),
+        metavar="N",
+        help="processes (default: one a CPU)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a corpus that is there")
     return parser
@@ -61,10 +66,9 @@ def main() -> int:
         print("interrupted: nothing was written", file=sys.stderr)
         return 130
     seconds = time.monotonic() - start
-    print(
-        f"wrote {arguments.output_prefix}: {manifest.documents:,} documents ({manifest.blank_documents_dropped:,} blank"
-        f" ones dropped), {manifest.tokens:,} tokens of {manifest.text_bytes:,} bytes of text, {seconds:.1f} s"
-    )
+    made = f"{counted(manifest.documents, 'document')} ({manifest.blank_documents_dropped:,} blank ones dropped)"
+    size = f"{counted(manifest.tokens, 'token')} of {counted(manifest.text_bytes, 'byte')} of text"
+    print(f"wrote {arguments.output_prefix}: {made}, {size}, {seconds:.1f} s")
     return 0
 
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
 from orthros_train.conversion.model_card import write_model_card
-from orthros_train.conversion.model_parameters import model_name
 from orthros_train.data.output_folder import check_vacant, finished_folder
+from orthros_train.data.tokenizers import HuggingFaceTokenizer, special_token_ids
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.model_folder.model_parameters import model_name
 from orthros_train.parallel.quiet_deepspeed import silenced
 from orthros_train.training.checkpoint_folders import HF_FOLDER, find_checkpoint
 from orthros_train.training.manifest import InvalidCheckpointError, Manifest, read_manifest, verify_files
@@ -78,12 +77,9 @@ def _verified(checkpoint: Path) -> Manifest:
 
 def _name_special_tokens(model: OrthrosForCausalLM, checkpoint: Path) -> None:
     """Tell the model which ids begin, end and pad a text, so that `generate` stops without being told."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint / HF_FOLDER)
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        value = getattr(tokenizer, name)
-        if value is not None:
-            setattr(model.config, name, value)
-            setattr(model.generation_config, name, value)
+    for name, index in special_token_ids(HuggingFaceTokenizer(checkpoint / HF_FOLDER)).items():
+        setattr(model.config, name, index)
+        setattr(model.generation_config, name, index)
 
 
 def _model(checkpoint: Path, manifest: Manifest, dtype: torch.dtype) -> OrthrosForCausalLM:

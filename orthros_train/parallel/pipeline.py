@@ -181,12 +181,6 @@ class PipelinedModel(PipelineModule):
             loss_fn=self._loss,
         )
 
-    @torch.no_grad()
-    def reset_parameters(self, seed: int) -> None:
-        """Start from the values that OrthrosForCausalLM.reset_parameters gives, whatever the stage."""
-        for name, parameter in self.named_parameters():
-            self.factory.reset_parameter(canonical_name(name), parameter, seed)
-
     def _loss(self, logits: Tensor, labels: tuple[Tensor, Tensor]) -> Tensor:
         """Sum of the label losses times a scale: `labels` are (shift labels (B, M), scale (1,))."""
         shift_labels, scale = labels

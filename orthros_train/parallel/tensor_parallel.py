@@ -11,6 +11,7 @@ Shapes: B batch, N tokens, H query heads, d head size, R ranks of the tensor axi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -150,14 +151,25 @@ class TensorParallelFactory(LayerFactory):
             shape[0] = self.config.vocab_size
         return tuple(shape)
 
+    def slices(self, parameter: Tensor, shape: Sequence[int]) -> tuple[slice, ...]:
+        """This rank's share of the split dim, less what of it is padding of the vocabulary."""
+        found = [slice(0, size) for size in shape]
+        if (dim := self.split_dim(parameter)) is not None:
+            start = self.mesh.tensor_rank * self._share(shape[dim])
+            found[dim] = slice(min(start, shape[dim]), min(start + self._share(shape[dim]), shape[dim]))
+        return tuple(found)
+
     def shard(self, parameter: Tensor, whole: Tensor) -> Tensor:
         """This rank's part of the whole tensor; padding rows of the vocabulary are zero."""
+        part = whole[self.slices(parameter, whole.shape)]
         dim = self.split_dim(parameter)
-        if dim is None:
-            return whole
-        if missing := -whole.shape[dim] % self.mesh.tensor_size:
-            whole = torch.cat((whole, whole.new_zeros(missing, *whole.shape[1:])), dim=0)
-        return whole.chunk(self.mesh.tensor_size, dim=dim)[self.mesh.tensor_rank]
+        if dim is not None and (missing := self._share(whole.shape[dim]) - part.shape[dim]):
+            part = torch.cat((part, whole.new_zeros(missing, *whole.shape[1:])), dim=0)
+        return part
+
+    def _share(self, size: int) -> int:
+        """What each rank holds of a dim, padding included."""
+        return -(-size // self.mesh.tensor_size)
 
     def split_dim(self, parameter: Tensor) -> int | None:
         """The dim that is split over the tensor axis; None for a replicated parameter."""

@@ -6,13 +6,13 @@ from torch import nn
 
 from orthros_train.config import Config
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
-from orthros_train.model.layer_factory import LayerFactory
+from orthros_train.parallel.factory import factory_for
 from orthros_train.parallel.mesh import Mesh
-from orthros_train.parallel.pipeline import PipelinedModel
+from orthros_train.parallel.pipeline import PipelinedModel, canonical_name
 from orthros_train.parallel.quiet_deepspeed import join_process_group, silenced
 from orthros_train.training.distillation import Teacher
 from orthros_train.training.engine import TrainingEngine
-from orthros_train.training.initial_model import build_model
+from orthros_train.training.initial_model import build_model, set_initial_values
 from orthros_train.training.pipeline_engine import PipelineEngine
 from orthros_train.training.plain_engine import PlainEngine
 from orthros_train.training.ranks import Ranks
@@ -24,7 +24,7 @@ def build_module(config: Config, model_config: OrthrosConfig, mesh: Mesh) -> nn.
     Raises:
         InputError: `init_from` does not fit.
     """
-    factory = build_factory(model_config, mesh)
+    factory = factory_for(model_config, mesh)
     if mesh.pipeline_size == 1:
         return build_model(config, model_config, factory)
     join_process_group()
@@ -32,17 +32,8 @@ def build_module(config: Config, model_config: OrthrosConfig, mesh: Mesh) -> nn.
         model = PipelinedModel(
             model_config, factory, mesh, config.train.sequence_length, config.train.activation_checkpointing
         )
-    model.reset_parameters(config.train.seed)
+    set_initial_values(model, factory, config, model_config, canonical_name)
     return model
-
-
-def build_factory(model_config: OrthrosConfig, mesh: Mesh) -> LayerFactory:
-    """The layers of this rank: plain PyTorch's, or megatron-core's where the tensor axis has several."""
-    if mesh.tensor_size == 1:
-        return LayerFactory(model_config)
-    from orthros_train.parallel.tensor_parallel import TensorParallelFactory  # noqa: PLC0415 - 4 s of import
-
-    return TensorParallelFactory(model_config, mesh)
 
 
 def build_engine(

@@ -20,6 +20,7 @@ from orthros_train.errors import InputError
 from orthros_train.training.batches import BatchLoader
 from orthros_train.training.engine import StepResult
 from orthros_train.training.failures import TrainingFailureError
+from orthros_train.training.lost_ranks import lost_rank
 from orthros_train.training.metrics import Record, finite_or_none
 from orthros_train.training.ranks import Ranks, start_ranks
 from orthros_train.training.run import Run, prepare_run
@@ -28,6 +29,7 @@ from orthros_train.training.schedule import learning_rate
 from orthros_train.training.step_record import StepRecorder
 from orthros_train.training.stopping import StopRequests, describe
 from orthros_train.training.validation import validate
+from orthros_train.training.watchdog import Watchdog
 from orthros_train.training.window_schedule import base_window, scheduled_window
 
 EXIT_DONE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_STOPPED = 0, 1, 2, 75
@@ -51,9 +53,12 @@ def train(config: Config, command: Sequence[str]) -> int:
         ranks = start_ranks(config.parallel.timeout_seconds)
         folder = RunFolder(config)
         ranks.on_main(folder.inspect)
+        silence = config.parallel.resolved_watchdog_seconds
+        watchdog = Watchdog(silence, ranks.rank, folder.path / "stacks" / f"rank_{ranks.rank:05d}.txt")
         attempt = Attempt(ranks, folder)
         try:
-            return _run_attempt(config, command, attempt, stop)
+            with watchdog:
+                return _run_attempt(config, command, attempt, stop, watchdog)
         except TrainingFailureError as failure:
             attempt.fail(EXIT_FAILED, str(failure))
             if ranks.is_main:
@@ -65,8 +70,12 @@ def train(config: Config, command: Sequence[str]) -> int:
             attempt.fail(EXIT_BAD_INPUT, str(error))
             raise
         except BaseException as error:
-            attempt.fail(EXIT_FAILED, f"{type(error).__name__}: {error}")
-            raise
+            lost = lost_rank(error, ranks.rank, attempt.moment)
+            attempt.fail(EXIT_FAILED, lost or f"{type(error).__name__}: {error}")
+            if lost is None:
+                raise
+            print(f"error: {lost}", file=sys.stderr)  # by every rank: the first may be the one that was lost
+            return EXIT_FAILED
         finally:
             folder.release()
 
@@ -78,6 +87,11 @@ class Attempt:
     ranks: Ranks
     folder: RunFolder
     run: Run | None = None
+
+    @property
+    def moment(self) -> str:
+        """When something happens to it, in words."""
+        return "while it started" if self.run is None else f"after step {self.run.progress.step}"
 
     def end(self, state: str, exit_code: int, reason: str | None = None) -> int:
         """Record the end and return the exit code."""
@@ -97,9 +111,11 @@ class Attempt:
                 self.end("failed", exit_code, reason)
 
 
-def _run_attempt(config: Config, command: Sequence[str], attempt: Attempt, stop: StopRequests) -> int:
+def _run_attempt(
+    config: Config, command: Sequence[str], attempt: Attempt, stop: StopRequests, watchdog: Watchdog
+) -> int:
     _set_determinism(config)
-    run = prepare_run(config, command, attempt.ranks, stop, attempt.folder)
+    run = prepare_run(config, command, attempt.ranks, stop, attempt.folder, watchdog)
     attempt.run = run
     reason = _train_steps(run)
     run.save()
@@ -138,6 +154,7 @@ def _train_steps(run: Run) -> str | None:
 def _one_step(run: Run, loader: BatchLoader, recorder: StepRecorder) -> str | None:
     """One step and whatever is due after it; a reason to stop, if there is one."""
     config, ranks = run.config, run.ranks
+    run.watchdog.beat(f"step {run.progress.step + 1}")
     started = time.perf_counter()
     batch, waited = loader.take(give_up=lambda: run.stop.code() != 0)
     header = ranks.gather([batch.valid_labels if batch is not None and run.mesh.speaks else 0, run.stop.code()])
@@ -202,6 +219,7 @@ def _finish_validation(run: Run) -> str | None:
 def _validation_figures(run: Run) -> tuple[Record, str | None]:
     """What validation adds to the step's record, and a reason to stop instead, if there is one."""
     assert run.validation_data is not None
+    run.watchdog.beat(f"validation after step {run.progress.step}")
     loss, reason = validate(run.engine, run.validation_data, run.config, run.stop)
     return ({} if loss is None else {"validation_loss": finite_or_none(loss)}), reason
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orthros_train.command_line import counted
 from orthros_train.data.storage import fsync_path
 
 MANIFEST = "manifest.json"
@@ -56,8 +57,7 @@ class Layout:
     def __str__(self) -> str:
         """As people say it, without the axes that are not used."""
         axes = [f"{name} {size}" for name, size in (("tensor", self.tensor), ("pipeline", self.pipeline)) if size > 1]
-        ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
-        return ", ".join([ranks, *axes, f"ZeRO-{self.zero_stage}", self.precision])
+        return ", ".join([counted(self.world_size, "rank"), *axes, f"ZeRO-{self.zero_stage}", self.precision])
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class PlainEngine(TrainingEngine):
         teacher: Teacher | None = None,
     ) -> None:
         if config.train.activation_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
         super().__init__(model, model.factory, config, ranks, mesh, accumulation_steps)
         self._teacher = teacher
 

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from orthros_train.config import Config, gradient_accumulation_steps, orthros_config
 from orthros_train.data import Tokenizer, load_tokenizer
 from orthros_train.data.samples import Samples
+from orthros_train.data.tokenizers import special_token_ids
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig
 from orthros_train.model.attention_kernels import choose_kernel
@@ -33,6 +34,7 @@ from orthros_train.training.distillation import load_teacher
 from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.engines import build_engine, build_module
 from orthros_train.training.freezing import freeze
+from orthros_train.training.lost_ranks import limit_waiting
 from orthros_train.training.manifest import Layout, Manifest, Progress
 from orthros_train.training.metrics import MetricsLog
 from orthros_train.training.progress_report import ProgressReport
@@ -48,6 +50,7 @@ from orthros_train.training.run_folder import (
 from orthros_train.training.schedule import learning_rate
 from orthros_train.training.state_files import load_state
 from orthros_train.training.stopping import StopRequests
+from orthros_train.training.watchdog import Watchdog
 
 
 @dataclass
@@ -58,6 +61,7 @@ class Run:
     ranks: Ranks
     mesh: Mesh
     stop: StopRequests
+    watchdog: Watchdog
     folder: RunFolder
     tokenizer: Tokenizer
     model_config: OrthrosConfig
@@ -73,6 +77,7 @@ class Run:
         """Save a checkpoint of the current step, unless there is one; collective."""
         if self.saved_step == self.progress.step:
             return
+        self.watchdog.beat(f"saving step {self.progress.step}")
         manifest = Manifest(
             progress=self.progress,
             layout=layout_of(self.config, self.ranks),
@@ -115,7 +120,14 @@ def fingerprints(tokenizer: Tokenizer, data: Samples) -> dict[str, str]:
     return {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint}
 
 
-def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: StopRequests, folder: RunFolder) -> Run:
+def prepare_run(
+    config: Config,
+    command: Sequence[str],
+    ranks: Ranks,
+    stop: StopRequests,
+    folder: RunFolder,
+    watchdog: Watchdog,
+) -> Run:
     """Check the input, open the folder, build the model and load the newest valid checkpoint; collective.
 
     Raises:
@@ -127,6 +139,7 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
     train_data = ranks.together(lambda: training_data(config, tokenizer))
     held_out = ranks.together(lambda: validation_data(config, tokenizer))
     model_config = ranks.together(lambda: orthros_config(config, tokenizer.vocab_size))
+    model_config.update(special_token_ids(tokenizer))
     ranks.together(lambda: _check_kernel(config, model_config, ranks))
     identity = fingerprints(tokenizer, train_data)
     choice = choose_checkpoint(folder.checkpoints, ranks)
@@ -148,6 +161,7 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
         folder.write_status("running", progress.step)
         metrics = MetricsLog(folder.metrics_file, progress.step, config.logging.tensorboard)
     engine = build_engine(module, config, ranks, mesh, accumulation, teacher)
+    limit_waiting(ranks, config.parallel.timeout_seconds)
     if choice is not None:
         _say_changes(choice, config, layout_of(config, ranks), report)
         load_state(engine, choice.path, choice.manifest)
@@ -156,6 +170,7 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
         ranks=ranks,
         mesh=mesh,
         stop=stop,
+        watchdog=watchdog,
         folder=folder,
         tokenizer=tokenizer,
         model_config=model_config,
