@@ -89,6 +89,10 @@ class Attempt:
             self.folder.close_receipt(end=now(), last_step=step, exit_code=exit_code)
         return exit_code
 
+    def end_together(self, state: str, exit_code: int, reason: str | None = None) -> int:
+        """`end` on all ranks: none leaves before it is recorded, since launchers kill the rest when one has left."""
+        return self.ranks.share(self.end(state, exit_code, reason))
+
     def fail(self, exit_code: int, reason: str) -> None:
         """Record a failure where there is a folder to record it in."""
         if self.run is not None:
@@ -109,9 +113,9 @@ def _run_attempt(config: Config, command: Sequence[str], attempt: Attempt, stop:
     run.close()
     if reason is not None:
         run.report.say(f"stopped after step {run.progress.step}: {reason}")
-        return attempt.end("stopped", EXIT_STOPPED, reason)
+        return attempt.end_together("stopped", EXIT_STOPPED, reason)
     run.report.say(f"done: {run.progress.step} steps in {config.output_dir}")
-    return attempt.end("done", EXIT_DONE)
+    return attempt.end_together("done", EXIT_DONE)
 
 
 def _set_determinism(config: Config) -> None:
