@@ -57,7 +57,8 @@ def build_parser() -> CommandParser:
         "--world-size",
         type=int,
         metavar="N",
-        help="number of ranks that a dry run plans for (default: WORLD_SIZE of the environment, or 1)",
+        help="number of ranks that a dry run plans for (default: WORLD_SIZE of the environment, or parallel.tensor x "
+        "parallel.pipeline, the fewest that hold the model)",
     )
     # The deepspeed launcher adds this to every command; LOCAL_RANK of the environment says the same.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
@@ -82,7 +83,7 @@ def _dry_run(config: Config, world_size: int | None) -> int:
     from .dry_run import print_dry_run  # noqa: PLC0415  imports torch and rich
 
     if world_size is None:
-        world_size = environment_number("WORLD_SIZE", 1)
+        world_size = environment_number("WORLD_SIZE", config.parallel.tensor * config.parallel.pipeline)
     if world_size < 1:
         raise InputError(f"--world-size is {world_size}: it must be at least 1")
     if claimed_rank() == 0:

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from orthros_train.config import ROPE_SCALING_KEYS
+from orthros_train.config_model import ROPE_SCALING_KEYS
 from orthros_train.conversion.families import Family
 from orthros_train.errors import InputError
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from orthros_train.errors import InputError
+from orthros_train.config_parallel import data_parallel_size
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,6 @@ class Mesh:
     sequence_parallel: bool
 
 
-def data_size(world_size: int, tensor_size: int, pipeline_size: int) -> int:
-    """How many data-parallel replicas a world has.
-
-    Raises:
-        InputError: the world does not factor into the axes.
-    """
-    replica = tensor_size * pipeline_size
-    if world_size % replica:
-        raise InputError(
-            f"{world_size} ranks do not factor into parallel.tensor={tensor_size} x parallel.pipeline={pipeline_size}; "
-            f"start a multiple of {replica} ranks or lower one of them"
-        )
-    return world_size // replica
-
-
 def build_mesh(tensor_size: int = 1, pipeline_size: int = 1, sequence_parallel: bool = False) -> Mesh:
     """Create the process groups of all axes; every rank of the initialized world calls it once.
 
@@ -53,7 +38,7 @@ def build_mesh(tensor_size: int = 1, pipeline_size: int = 1, sequence_parallel: 
     """
     from megatron.core import parallel_state as state  # noqa: PLC0415 - 4 s of import
 
-    data_size(dist.get_world_size(), tensor_size, pipeline_size)
+    data_parallel_size(dist.get_world_size(), tensor_size, pipeline_size)
     state.initialize_model_parallel(tensor_model_parallel_size=tensor_size, pipeline_model_parallel_size=pipeline_size)
     return Mesh(
         tensor_size=tensor_size,

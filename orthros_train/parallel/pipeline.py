@@ -23,7 +23,7 @@ from deepspeed.runtime.utils import partition_balanced
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from orthros_train.errors import InputError
+from orthros_train.config_parallel import check_pipeline_size
 from orthros_train.model.attention_kernels import choose_kernel
 from orthros_train.model.configuration_orthros import OrthrosConfig
 from orthros_train.model.layer_factory import LayerFactory
@@ -153,11 +153,7 @@ class PipelinedModel(PipelineModule):
     def __init__(
         self, config: OrthrosConfig, factory: LayerFactory, mesh: Mesh, sequence_length: int, recompute: bool = False
     ) -> None:
-        if config.num_hidden_layers < mesh.pipeline_size:
-            raise InputError(
-                f"parallel.pipeline={mesh.pipeline_size} is more stages than model.num_hidden_layers="
-                f"{config.num_hidden_layers} can fill; lower parallel.pipeline"
-            )
+        check_pipeline_size(mesh.pipeline_size, config.num_hidden_layers)
         self.config, self.factory = config, factory
         self._weights = layer_weights(config)
         planner = StagePlanner(config, sequence_length)

@@ -19,7 +19,7 @@ from megatron.core import tensor_parallel as mcore
 from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor, nn
 
-from orthros_train.errors import InputError
+from orthros_train.config_parallel import check_tensor_size
 from orthros_train.model.configuration_orthros import OrthrosConfig
 from orthros_train.model.layer_factory import IGNORE_INDEX, LayerFactory, RMSNorm
 from orthros_train.parallel.device_differences import sequence_parallel_without_cuda
@@ -75,16 +75,7 @@ class TensorParallelFactory(LayerFactory):
     def __init__(self, config: OrthrosConfig, mesh: Mesh) -> None:
         super().__init__(config)
         H, G, _ = config.head_shape
-        for name, size in (
-            ("num_attention_heads", H),
-            ("num_key_value_heads", G),
-            ("intermediate_size", config.intermediate_size),
-        ):
-            if size % mesh.tensor_size:
-                raise InputError(
-                    f"model.{name}={size} does not divide by parallel.tensor={mesh.tensor_size}; "
-                    "set parallel.tensor to a common divisor of heads, KV heads and intermediate_size"
-                )
+        check_tensor_size(mesh.tensor_size, H, G, config.intermediate_size)
         self.mesh = mesh
         self._tied_head: ColumnLinear | None = None
         self.padded_vocab = -(-config.vocab_size // mesh.tensor_size) * mesh.tensor_size

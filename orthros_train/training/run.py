@@ -41,6 +41,7 @@ from orthros_train.training.run_folder import (
     now,
     refuse_other_run,
 )
+from orthros_train.training.schedule import learning_rate
 from orthros_train.training.stopping import StopRequests
 
 
@@ -79,6 +80,8 @@ class Run:
             self.model_config.to_json_file(folder / "config.json")
             self.tokenizer.save_pretrained(folder)
 
+        if self.metrics is not None:
+            self.metrics.sync()
         path = save_checkpoint(
             self.engine, self.folder.checkpoints, manifest, write_hf_files, self.config.checkpoint.keep_last
         )
@@ -132,6 +135,7 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
         metrics = MetricsLog(folder.metrics_file, progress.step, config.logging.tensorboard)
     engine = TrainingEngine(model, config, ranks, accumulation)
     if choice is not None:
+        _say_schedule(choice, config, report)
         _load(engine, choice, layout_of(config, ranks), report)
     return Run(
         config=config,
@@ -202,7 +206,21 @@ def _open_folder(folder: RunFolder, stop: StopRequests, choice: Choice | None, r
     clean_up(folder.checkpoints, damaged)
     if choice is not None:
         report.say(f"resuming from {choice.path}")
+    elif folder.attempt > 1:
+        report.say(f"attempt {folder.attempt}: {folder.path} holds no checkpoint yet, starting from step 0")
     return folder.attempt
+
+
+def _say_schedule(choice: Choice, config: Config, report: ProgressReport) -> None:
+    """The schedule is a function of the step and of train.steps: say so where raising them moves it."""
+    old, new, step = choice.manifest.config["train"]["steps"], config.train.steps, choice.manifest.progress.step
+    peak = config.optimizer.learning_rate
+    before, after = (learning_rate(config.schedule, peak, steps, step) for steps in (old, new))
+    if before != after:
+        report.say(
+            f"train.steps was {old} and is {new}: the learning rate goes on at {after:.3g} where it was {before:.3g}; "
+            "schedule.decay_steps fixes its course"
+        )
 
 
 def _load(engine: TrainingEngine, choice: Choice, layout: Layout, report: ProgressReport) -> None:
