@@ -7,8 +7,8 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 RUNTIME := $(VENV)/.runtime-installed
 DEVELOPMENT := $(VENV)/.development-installed
-SOURCES := orthros_train evaluation tools benchmarks tests
-TYPED := orthros_train evaluation tools benchmarks
+SOURCES := orthros_train evaluation launchers tools benchmarks tests
+TYPED := orthros_train evaluation launchers tools benchmarks
 
 # Ranks, test workers and data workers share the cores: one thread each unless the caller says otherwise.
 export OMP_NUM_THREADS ?= 1
