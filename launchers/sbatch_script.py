@@ -198,7 +198,7 @@ trap 'terminated=yes' TERM  # scancel, preemption or the time limit: SLURM decid
 @IN@python launchers/attempt.py begin --ranks-per-node "$ranks_per_node" "${config[@]}" || exit
 @PREFLIGHT@
 if [ -z "$signalled$terminated" ]; then
-    launch training -m orthros_train "${config[@]}" &
+    launch training launchers/torchrun_rank.py "${config[@]}" &  # python -m orthros_train
     training=$!
     while kill -0 "$training" 2> /dev/null; do wait "$training"; done  # a signal ends `wait` early
     rm -f "$run/stop_requested"

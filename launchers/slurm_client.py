@@ -28,6 +28,15 @@ _REMEDIES = (
     ("unable to contact slurm controller", "try again later, or ask the cluster's operators"),
 )  # fmt: skip
 
+# Why a job waits -> what to do where waiting does not help.
+_NEVER = {
+    "PartitionNodeLimit": ": more nodes than the partition has, it will never start; scancel it and lower --nodes",
+    "PartitionTimeLimit": ": longer than the partition allows, it will never start; scancel it and shorten --time",
+    "PartitionConfig": ": the partition cannot hold it, it will never start; scancel it and ask for less",
+    "DependencyNeverSatisfied": ": the job before it failed, it will never start; scancel it",
+    "BeginTime": ": back in the queue, SLURM waits two minutes before a restart",
+}
+
 
 class SlurmRefusalError(InputError):
     """SLURM said no."""
@@ -112,3 +121,15 @@ def _partitions() -> str:
     except InputError:
         return "unknown (sinfo does not answer)"
     return ", ".join(f"{name.rstrip('*')} ({nodes})" for name, nodes in (line.split() for line in lines))
+
+
+def waiting_reason(job_id: int) -> str | None:
+    """Why a job waits, in SLURM's word, with a remedy where it waits forever; None where that is not known."""
+    try:
+        shown = call("scontrol", "show", "job", "--oneliner", str(job_id))
+    except SlurmRefusalError:
+        return None
+    found = re.search(r"\bJobState=PENDING Reason=(\S+)", shown)
+    if found is None or found.group(1) == "None":
+        return None
+    return f"{found.group(1)}{_NEVER.get(found.group(1), '')}"
