@@ -33,6 +33,7 @@ def preprocess(
     workers: int = 1,
     text_key: str = "text",
     overwrite: bool = False,
+    encoded: Iterator[EncodedBatch] | None = None,
 ) -> Manifest:
     """Make a corpus. The files are the same, byte for byte, for any number of workers.
 
@@ -43,6 +44,7 @@ def preprocess(
         workers: processes that encode; 1 means this one.
         text_key: the field of JSON lines that holds the text.
         overwrite: replace a corpus that is there.
+        encoded: the documents of the sources, encoded elsewhere (multi_rank.py); None: encode them here.
 
     Raises:
         InputError: bad input, an existing output, or too little disk space; nothing that looks complete is left.
@@ -56,7 +58,8 @@ def preprocess(
     )
     dtype = token_dtype(tokenizer.vocab_size)
     prefix = Path(output_prefix)
-    encoded = encode_in_order(read_all(sources), tokenizer_section, text_key, dtype, workers)
+    if encoded is None:
+        encoded = encode_in_order(read_all(sources), tokenizer_section, text_key, dtype, workers)
     try:
         with CorpusWriter(prefix, record, dtype, overwrite=overwrite) as writer:
             _write(encoded, writer, sources, prefix)
