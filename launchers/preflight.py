@@ -126,7 +126,8 @@ def check_folder(run: Path, ranks: Ranks) -> str | None:
     dist.barrier(group=ranks.control_group)
     seen = _sees(folder / "preflight-0")
     written = ranks.share([_sees(folder / f"preflight-{rank}") for rank in range(ranks.world_size)])
-    own.unlink(missing_ok=True)
+    if problem is None:
+        own.unlink(missing_ok=True)
     if problem is None and not seen:
         problem = f"does not see what rank 0 writes in {folder}: is it a shared file system?"
     if problem is None and not written[ranks.rank]:
@@ -251,7 +252,9 @@ def _difference(report: Report, first: Report) -> str:
 
 def show(reports: Sequence[Report], warnings: Sequence[str]) -> None:
     """Print one line a node."""
-    table = Table(title=f"preflight: {reports[0].versions}", box=None, pad_edge=False, title_justify="left")
+    console = Console(highlight=False, width=140, soft_wrap=True)
+    console.print(f"preflight: {reports[0].versions}")
+    table = Table(box=None, pad_edge=False)
     for heading in ("node", "ranks", "device", "free GiB", "clock s", "folder", "data", "receives GiB/s"):
         table.add_column(heading)
     for report in _one_a_host(reports):
@@ -267,18 +270,19 @@ def show(reports: Sequence[Report], warnings: Sequence[str]) -> None:
             "same" if sound else "differs",
             f"{min(other.receive_gib_per_second for other in here):.2f}",
         )
-    console = Console(highlight=False, width=140)
     console.print(table)
     slowest = min(report.all_reduce_gib_per_second for report in reports)
     console.print(f"all-reduce over {len(reports)} ranks: {slowest:.2f} GiB/s a link")
     for warning in warnings:
-        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
+        console.print(f"warning: {warning}", markup=False)
 
 
 def run() -> int:
     """`main`, with what a rank that cannot meet the others says in one line."""
     try:
         return main(sys.argv[1:])
+    except InputError as error:
+        raise InputError(f"{socket.gethostname()}: {error}") from error
     except dist.DistError as error:
         raise InputError(f"{socket.gethostname()}: the ranks do not meet or lose each other: {error}") from error
 

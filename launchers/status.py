@@ -126,7 +126,10 @@ def queue_states(jobs: Sequence[Job], attempts: Sequence[Attempt]) -> dict[str, 
     kinds |= {job.job_id: job.kind for job in jobs}
     if not kinds or shutil.which("scontrol") is None:
         return {}
-    states = slurm_client.job_states(sorted(kinds))
+    try:
+        states = slurm_client.job_states(sorted(kinds))
+    except InputError as error:
+        return {"queue": f"unknown: {error}"}
     shown = {}
     for job_id, state in states.items():
         reason = slurm_client.waiting_reason(job_id) if state == "PENDING" else None
