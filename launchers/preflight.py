@@ -42,6 +42,7 @@ LEAST_FREE_GIB = 1.0
 SLOW_LINK = 0.25  # of the median bandwidth, is worth a warning
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16  # of each data file
 REPEATS = 3
+SEEN_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -124,8 +125,8 @@ def check_folder(run: Path, ranks: Ranks) -> str | None:
 
     problem = write()
     dist.barrier(group=ranks.control_group)
-    seen = _sees(folder / "preflight-0")
-    written = ranks.share([_sees(folder / f"preflight-{rank}") for rank in range(ranks.world_size)])
+    (seen,) = _seen([folder / "preflight-0"])
+    written = ranks.share(_seen([folder / f"preflight-{rank}" for rank in range(ranks.world_size)]))
     if problem is None:
         own.unlink(missing_ok=True)
     if problem is None and not seen:
@@ -135,13 +136,12 @@ def check_folder(run: Path, ranks: Ranks) -> str | None:
     return problem
 
 
-def _sees(file: Path) -> bool:
-    for _ in range(20):  # network file systems may show a new file late
-        if file.exists():
-            return True
-        os.scandir(file.parent).close() if file.parent.exists() else None
+def _seen(files: Sequence[Path]) -> list[bool]:
+    """Which of the files are there, after a while: network file systems may show a new one late."""
+    end = time.monotonic() + SEEN_SECONDS
+    while not all(file.exists() for file in files) and time.monotonic() < end:
         time.sleep(0.1)
-    return False
+    return [file.exists() for file in files]
 
 
 def measure_bandwidth(ranks: Ranks) -> tuple[float, float]:

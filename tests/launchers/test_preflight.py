@@ -67,6 +67,11 @@ def config(tmp_path: Path) -> Config:
     return small_config(tmp_path / "run", write_corpus(tmp_path, ["some words"] * 20))
 
 
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "SEEN_SECONDS", 0.5)
+
+
 def test_ranks_see_each_other(config: Config) -> None:
     reports = run_distributed(lambda: look(config, start_ranks(60)), 2)
     assert find_problems(reports) == []
