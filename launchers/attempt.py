@@ -29,7 +29,7 @@ from launchers.run_records import (
     read_status,
 )
 from launchers.slurm_client import ENDED, job_states
-from orthros_train.command_line import CommandParser, positive_int, run_command
+from orthros_train.command_line import CommandParser, count, positive_int, run_command
 from orthros_train.config import gradient_accumulation_steps, load_config
 from orthros_train.errors import InputError
 from orthros_train.launch_environment import environment_number
@@ -47,7 +47,7 @@ def build_parser() -> CommandParser:
     parser = CommandParser(__doc__ or "", EXAMPLES)
     parser.add_argument("moment", choices=("begin", "end"))
     parser.add_argument("--ranks-per-node", type=positive_int, default=1, metavar="N", help="that are to be started")
-    parser.add_argument("--restart-limit", type=int, default=0, metavar="N", help="restarts that may be asked for")
+    parser.add_argument("--restart-limit", type=count, default=0, metavar="N", help="restarts that may be asked for")
     parser.add_argument("--signalled", action="store_true", help="the launcher asked the training to stop")
     parser.add_argument("--terminated", action="store_true", help="somebody else ends the job: do not start it again")
     parser.add_argument("config", metavar="CONFIG.yaml")

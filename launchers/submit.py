@@ -17,7 +17,7 @@ from launchers import slurm_client
 from launchers.attempt import RANK_VARIABLES
 from launchers.run_records import Job, add_job, now, read_jobs
 from launchers.sbatch_script import LOG_FOLDER, JobSettings, evaluation_script, export_script, training_script
-from orthros_train.command_line import CommandParser, positive_int, run_command
+from orthros_train.command_line import CommandParser, count, positive_int, run_command
 from orthros_train.config import gradient_accumulation_steps, load_config
 from orthros_train.data.storage import write_text_atomically
 from orthros_train.errors import InputError
@@ -41,7 +41,7 @@ def build_parser() -> CommandParser:
 
     size = parser.add_argument_group("size")
     size.add_argument("--nodes", type=positive_int, default=1, metavar="N", help="default: 1")
-    size.add_argument("--gpus-per-node", type=int, default=0, metavar="N", help="default: 0, train on CPUs")
+    size.add_argument("--gpus-per-node", type=count, default=0, metavar="N", help="default: 0, train on CPUs")
     size.add_argument(
         "--ranks-per-node", type=positive_int, metavar="N", help="default: one a GPU, or one where there are none"
     )
@@ -67,7 +67,7 @@ def build_parser() -> CommandParser:
         help="before the time limit the ranks are asked to save a checkpoint, which may take so long (default: 300)",
     )
     life.add_argument(
-        "--restart-limit", type=int, default=20, metavar="N", help="the job goes back into the queue so often (20)"
+        "--restart-limit", type=count, default=20, metavar="N", help="the job goes back into the queue so often (20)"
     )
     life.add_argument("--no-preflight", action="store_true", help="start training without looking at the nodes first")
 
@@ -114,8 +114,6 @@ def job_settings(options: argparse.Namespace) -> JobSettings:
     """
     config = load_config(options.config, options.overrides)
     ranks = options.ranks_per_node or options.gpus_per_node or 1
-    if options.gpus_per_node < 0 or options.restart_limit < 0:
-        raise InputError("--gpus-per-node and --restart-limit count from 0")
     if options.gpus_per_node and ranks > options.gpus_per_node:
         raise InputError(
             f"--ranks-per-node {ranks} is more than --gpus-per-node {options.gpus_per_node}: at most one rank a GPU"

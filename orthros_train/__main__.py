@@ -17,6 +17,8 @@ from .launch_environment import claimed_local_rank, claimed_rank, environment_nu
 EXAMPLES = """\
   python -m orthros_train configs/demo.yaml
   python -m orthros_train configs/orthros_130m.yaml --dry-run --world-size 8
+  python -m orthros_train configs/orthros_1.3b.yaml --dry-run --world-size 512 parallel.tensor=8 parallel.pipeline=4 \\
+      parallel.zero_stage=1
   python -m orthros_train configs/orthros_130m.yaml train.steps=2000 optimizer.learning_rate=1e-3
   torchrun --nproc-per-node 2 -m orthros_train configs/demo.yaml output_dir=outputs/two_ranks
   mpirun -n 2 python -m orthros_train configs/demo.yaml output_dir=outputs/two_ranks
@@ -50,8 +52,8 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the resolved configuration, parameters, tokens a step, FLOPs a token and memory a rank; "
-        "start nothing, write nothing",
+        help="print the resolved configuration, parameters, tokens a step, FLOPs a token, and memory and "
+        "communication of a rank of each pipeline stage; start nothing, write nothing",
     )
     parser.add_argument(
         "--world-size",

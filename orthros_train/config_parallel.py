@@ -125,3 +125,8 @@ def data_parallel_size(world_size: int, tensor: int, pipeline: int) -> int:
             f"start a multiple of {replica} ranks or lower one of them"
         )
     return world_size // replica
+
+
+def padded_vocabulary(vocabulary: int, tensor: int) -> int:
+    """The vocabulary as the ranks of the tensor axis hold it together: the next multiple of them."""
+    return -(-vocabulary // tensor) * tensor

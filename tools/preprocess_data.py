@@ -11,12 +11,13 @@ import sys
 import time
 from types import FrameType
 
-from orthros_train.command_line import CommandParser, positive_int, run_command
+from orthros_train.command_line import CommandParser, counted, int_between, run_command
 from orthros_train.data.command_line import add_input_arguments, available_cpus, input_sources, tokenizer_section
 from orthros_train.data.multi_rank import mpi_world, preprocess_on_ranks
 from orthros_train.data.preprocessing import preprocess
 from orthros_train.errors import InputError
 
+MOST_WORKERS = 1024
 EXAMPLES = """\
   python tools/preprocess_data.py --input books/ --tokenizer byte --output-prefix data/books
   python tools/preprocess_data.py --input web-*.jsonl.zst --text-key content --tokenizer models/llama \\
@@ -43,7 +44,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--output-prefix", required=True, metavar="PREFIX", help="of the three files; folders are made")
     parser.add_argument(
         "--workers",
-        type=positive_int,
+        type=int_between(1, MOST_WORKERS),
         metavar="N",
         help="processes (default: one a CPU; under mpirun and srun one a rank)",
     )
@@ -63,7 +64,7 @@ def main() -> int:
                 input_sources(arguments),
                 section,
                 arguments.output_prefix,
-                workers=arguments.workers or available_cpus(),
+                workers=arguments.workers or min(available_cpus(), MOST_WORKERS),
                 text_key=arguments.text_key,
                 overwrite=arguments.overwrite,
             )
@@ -91,10 +92,9 @@ def main() -> int:
     if world is not None and world.rank != 0:
         return 0
     seconds = time.monotonic() - start
-    print(
-        f"wrote {arguments.output_prefix}: {manifest.documents:,} documents ({manifest.blank_documents_dropped:,} blank"
-        f" ones dropped), {manifest.tokens:,} tokens of {manifest.text_bytes:,} bytes of text, {seconds:.1f} s"
-    )
+    made = f"{counted(manifest.documents, 'document')} ({manifest.blank_documents_dropped:,} blank ones dropped)"
+    size = f"{counted(manifest.tokens, 'token')} of {counted(manifest.text_bytes, 'byte')} of text"
+    print(f"wrote {arguments.output_prefix}: {made}, {size}, {seconds:.1f} s")
     return 0
 
 

@@ -20,6 +20,7 @@ from orthros_train.data.encoding import EncodedBatch
 from orthros_train.data.manifest import (
     FileRecord,
     Manifest,
+    SourceRecord,
     TokenizerRecord,
     bin_path,
     idx_path,
@@ -117,7 +118,7 @@ class CorpusWriter:
             text_bytes=self.text_bytes,
             bin=_record(bin_path(self._data), bin_path(self._prefix).name),
             idx=_record(idx_path(self._data), idx_path(self._prefix).name),
-            sources=[FileRecord(name=source.name, size_bytes=source.size_bytes) for source in sources],
+            sources=[SourceRecord(name=source.name, size_bytes=source.size_bytes) for source in sources],
         )
         manifest_path(self._prefix).unlink(missing_ok=True)  # the old corpus ends here, before its files are replaced
         fsync_path(self._prefix.parent)

@@ -33,7 +33,7 @@ from orthros_train.data.corpus_writer import check_writable
 from orthros_train.data.documents import BATCH_BYTES, BATCH_DOCUMENTS, Batch
 from orthros_train.data.encoding import EncodedBatch, encode_in_order
 from orthros_train.data.manifest import Manifest
-from orthros_train.data.preprocessing import preprocess, token_dtype
+from orthros_train.data.preprocessing import file_prefix, preprocess, token_dtype
 from orthros_train.data.progress import Progress
 from orthros_train.data.sources import Source
 from orthros_train.data.storage import fsync_path, write_text_atomically
@@ -120,7 +120,7 @@ def preprocess_on_ranks(
             different = _difference(plan, first_plan)
             raise InputError(f"{socket.gethostname()} sees other input than the first rank: {different}")
         if world.rank == 0:
-            check_writable(Path(output_prefix), overwrite)
+            check_writable(file_prefix(output_prefix), overwrite)
             parts.open(plan, overwrite)
 
     def encode() -> None:

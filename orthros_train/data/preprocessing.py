@@ -49,6 +49,7 @@ def preprocess(
     Raises:
         InputError: bad input, an existing output, or too little disk space; nothing that looks complete is left.
     """
+    prefix = file_prefix(output_prefix)
     tokenizer = load_tokenizer(tokenizer_section)
     record = TokenizerRecord(
         type=tokenizer.type,
@@ -57,7 +58,6 @@ def preprocess(
         eod_id=tokenizer.eod_id,
     )
     dtype = token_dtype(tokenizer.vocab_size)
-    prefix = Path(output_prefix)
     if encoded is None:
         encoded = encode_in_order(read_all(sources), tokenizer_section, text_key, dtype, workers)
     try:
@@ -68,6 +68,17 @@ def preprocess(
         raise InputError(
             f"corpus {prefix} cannot be made: {error}; free space or choose another --output-prefix"
         ) from error
+
+
+def file_prefix(output_prefix: str | Path) -> Path:
+    """The prefix as a path. Raises InputError for one that names a folder instead of the beginning of file names."""
+    prefix = Path(output_prefix)
+    if str(output_prefix).endswith("/") or prefix.name in ("", "..") or prefix.is_dir():
+        raise InputError(
+            f"--output-prefix {output_prefix} names a folder, but PREFIX.bin, PREFIX.idx and PREFIX.manifest.json are "
+            f"made of it; add a name, for example {prefix / 'corpus'}"
+        )
+    return prefix
 
 
 def _write(encoded: Iterator[EncodedBatch], writer: CorpusWriter, sources: list[Source], prefix: Path) -> None:

@@ -17,9 +17,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
-from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
-from deepspeed.runtime.utils import partition_balanced
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -32,6 +29,14 @@ from orthros_train.model.rope import RotaryEmbedding
 from orthros_train.model.stream_layout import take_tokens
 from orthros_train.model.stream_plan import StreamPlan, plan_streams
 from orthros_train.parallel.mesh import Mesh
+from orthros_train.parallel.nonfinite import poisoned
+from orthros_train.parallel.quiet_deepspeed import (
+    LayerSpec,
+    PipelineModule,
+    PipeModelDataParallelTopology,
+    TiedLayerSpec,
+    partition_balanced,
+)
 
 Carried = tuple[Tensor, Tensor]  # the residual and the layout
 TIED = "embed"  # DeepSpeed's key of the embedding that serves as head, too
@@ -176,16 +181,10 @@ class PipelinedModel(PipelineModule):
             loss_fn=self._loss,
         )
 
-    @torch.no_grad()
-    def reset_parameters(self, seed: int) -> None:
-        """Start from the values that OrthrosForCausalLM.reset_parameters gives, whatever the stage."""
-        for name, parameter in self.named_parameters():
-            self.factory.reset_parameter(canonical_name(name), parameter, seed)
-
     def _loss(self, logits: Tensor, labels: tuple[Tensor, Tensor]) -> Tensor:
         """Sum of the label losses times a scale: `labels` are (shift labels (B, M), scale (1,))."""
         shift_labels, scale = labels
-        return self.factory.cross_entropy(logits, shift_labels).sum() * scale.reshape(())
+        return poisoned(self.factory.cross_entropy(logits, shift_labels).sum() * scale.reshape(()))
 
     def _tied_logits(self, embedding: EmbeddingStage, normed: Tensor) -> Tensor:
         return self.factory.tied_logits(normed, embedding.get_parameter("embed_tokens.weight"))

@@ -1,7 +1,7 @@
-"""The batches of this rank, prepared ahead in a thread.
+"""The batches of this rank's replica, prepared ahead in a thread.
 
-A step's batch is a pure function of (step, rank), so there is nothing to save and nothing to rewind: the loader starts
-at whatever step the checkpoint holds.
+A step's batch is a pure function of (step, replica), so there is nothing to save and nothing to rewind: the loader
+starts at whatever step the checkpoint holds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 
 from orthros_train.config import Config
 from orthros_train.data import collate, rank_micro_batches
+from orthros_train.parallel.mesh import Mesh
 
 IGNORED_LABEL = -100
 POLL_SECONDS = 0.1
@@ -34,7 +35,7 @@ class Samples(Protocol):
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One rank's share of one optimizer step."""
+    """One replica's share of one optimizer step."""
 
     micro_batches: list[Batch] = field(repr=False)
     valid_labels: int
@@ -44,12 +45,11 @@ class StepBatch:
 class BatchLoader:
     """Hands out the batch of each step from `first_step` on, up to `data.prefetch_steps` ahead.
 
-    An exception in the thread is raised by the next `take`.
+    A stage in the middle of a pipeline gets empty ones. An exception in the thread is raised by the next `take`.
     """
 
-    def __init__(self, data: Samples, config: Config, rank: int, world_size: int, first_step: int) -> None:
-        self._data, self._train = data, config.train
-        self._rank, self._world_size = rank, world_size
+    def __init__(self, data: Samples, config: Config, mesh: Mesh, first_step: int) -> None:
+        self._data, self._train, self._mesh = data, config.train, mesh
         self._pin = torch.cuda.is_available()
         self._next = first_step
         self._closed = threading.Event()
@@ -109,9 +109,10 @@ class BatchLoader:
 
     def _build(self, step: int) -> StepBatch:
         """`step` is 0-based here, as in the data's own order."""
-        plan = rank_micro_batches(
-            step, self._train.global_batch_size, self._train.micro_batch_size, self._rank, self._world_size
-        )
+        train, mesh = self._train, self._mesh
+        if not mesh.reads_data:
+            return StepBatch([], valid_labels=0, segment_lengths=[])
+        plan = rank_micro_batches(step, train.global_batch_size, train.micro_batch_size, mesh.data_rank, mesh.data_size)
         batches = [collate([self._data.sample(index) for index in indices]) for indices in plan]
         if self._pin:
             batches = [{key: value.pin_memory() for key, value in batch.items()} for batch in batches]
@@ -139,15 +140,15 @@ def segment_lengths(batch: Batch) -> list[int]:
     return lengths
 
 
-def split_evenly(data: Samples, count: int, micro_batch_size: int, rank: int, world_size: int) -> Iterator[Batch]:
-    """This rank's batches of the first `count` samples, each sample on exactly one rank.
+def split_evenly(data: Samples, count: int, micro_batch_size: int, mesh: Mesh) -> Iterator[Batch]:
+    """This replica's batches of the first `count` samples, each sample on exactly one replica.
 
-    Every rank gets the same number of equally shaped batches, since ZeRO-3 gathers weights in every forward: where
+    Every replica gets the same number of equally shaped batches, since ZeRO-3 gathers weights in every forward: where
     samples run out, sample 0 stands in with all its labels ignored.
     """
-    per_round = micro_batch_size * world_size
+    per_round = micro_batch_size * mesh.data_size
     for first in range(0, count, per_round):
-        start = first + rank * micro_batch_size
+        start = first + mesh.data_rank * micro_batch_size
         indices = range(start, start + micro_batch_size)
         batch = collate([data.sample(index if index < count else 0) for index in indices])
         unused = torch.tensor([index >= count for index in indices])

@@ -20,6 +20,7 @@ from orthros_train.errors import InputError
 from orthros_train.training.batches import BatchLoader
 from orthros_train.training.engine import StepResult
 from orthros_train.training.failures import TrainingFailureError
+from orthros_train.training.lost_ranks import lost_rank
 from orthros_train.training.metrics import Record, finite_or_none
 from orthros_train.training.ranks import Ranks, start_ranks
 from orthros_train.training.run import Run, prepare_run
@@ -28,6 +29,7 @@ from orthros_train.training.schedule import learning_rate
 from orthros_train.training.step_record import StepRecorder
 from orthros_train.training.stopping import StopRequests, describe
 from orthros_train.training.validation import validate
+from orthros_train.training.watchdog import Watchdog
 
 EXIT_DONE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_STOPPED = 0, 1, 2, 75
 SKIPPED = StepResult(loss=float("nan"), grad_norm=float("nan"), applied=False)
@@ -52,9 +54,12 @@ def train(config: Config, command: Sequence[str]) -> int:
         ranks = start_ranks(config.parallel.timeout_seconds)
         folder = RunFolder(config)
         ranks.on_main(folder.inspect)
+        silence = config.parallel.resolved_watchdog_seconds
+        watchdog = Watchdog(silence, ranks.rank, folder.path / "stacks" / f"rank_{ranks.rank:05d}.txt")
         attempt = Attempt(ranks, folder)
         try:
-            return _run_attempt(config, command, attempt, stop)
+            with watchdog:
+                return _run_attempt(config, command, attempt, stop, watchdog)
         except TrainingFailureError as failure:
             attempt.fail(EXIT_FAILED, str(failure))
             if ranks.is_main:
@@ -66,8 +71,12 @@ def train(config: Config, command: Sequence[str]) -> int:
             attempt.fail(EXIT_BAD_INPUT, str(error))
             raise
         except BaseException as error:
-            attempt.fail(EXIT_FAILED, f"{type(error).__name__}: {error}")
-            raise
+            lost = lost_rank(error, ranks.rank, attempt.moment)
+            attempt.fail(EXIT_FAILED, lost or f"{type(error).__name__}: {error}")
+            if lost is None:
+                raise
+            print(f"error: {lost}", file=sys.stderr)  # by every rank: the first may be the one that was lost
+            return EXIT_FAILED
         finally:
             folder.release()
 
@@ -79,6 +88,11 @@ class Attempt:
     ranks: Ranks
     folder: RunFolder
     run: Run | None = None
+
+    @property
+    def moment(self) -> str:
+        """When something happens to it, in words."""
+        return "while it started" if self.run is None else f"after step {self.run.progress.step}"
 
     def end(self, state: str, exit_code: int, reason: str | None = None) -> int:
         """Record the end and return the exit code."""
@@ -102,9 +116,11 @@ class Attempt:
                 self.end("failed", exit_code, reason)
 
 
-def _run_attempt(config: Config, command: Sequence[str], attempt: Attempt, stop: StopRequests) -> int:
+def _run_attempt(
+    config: Config, command: Sequence[str], attempt: Attempt, stop: StopRequests, watchdog: Watchdog
+) -> int:
     _set_determinism(config)
-    run = prepare_run(config, command, attempt.ranks, stop, attempt.folder)
+    run = prepare_run(config, command, attempt.ranks, stop, attempt.folder, watchdog)
     attempt.run = run
     reason = _train_steps(run)
     run.save()
@@ -128,10 +144,10 @@ def _set_determinism(config: Config) -> None:
 
 def _train_steps(run: Run) -> str | None:
     """Train until train.steps are done (None) or the ranks agree to stop (the reason)."""
-    config, ranks = run.config, run.ranks
+    config = run.config
     reason = _finish_validation(run)
     recorder = StepRecorder(run)
-    loader = BatchLoader(run.train_data, config, ranks.rank, ranks.world_size, first_step=run.progress.step)
+    loader = BatchLoader(run.train_data, config, run.mesh, first_step=run.progress.step)
     try:
         while reason is None and run.progress.step < config.train.steps:
             reason = _one_step(run, loader, recorder)
@@ -143,9 +159,10 @@ def _train_steps(run: Run) -> str | None:
 def _one_step(run: Run, loader: BatchLoader, recorder: StepRecorder) -> str | None:
     """One step and whatever is due after it; a reason to stop, if there is one."""
     config, ranks = run.config, run.ranks
+    run.watchdog.beat(f"step {run.progress.step + 1}")
     started = time.perf_counter()
     batch, waited = loader.take(give_up=lambda: run.stop.code() != 0)
-    header = ranks.gather([0 if batch is None else batch.valid_labels, run.stop.code()])
+    header = ranks.gather([batch.valid_labels if batch is not None and run.mesh.speaks else 0, run.stop.code()])
     reason = describe(header[:, 1].tolist())
     if reason is not None:
         return reason
@@ -204,6 +221,7 @@ def _finish_validation(run: Run) -> str | None:
 def _validation_figures(run: Run) -> tuple[Record, str | None]:
     """What validation adds to the step's record, and a reason to stop instead, if there is one."""
     assert run.validation_data is not None
+    run.watchdog.beat(f"validation after step {run.progress.step}")
     loss, reason = validate(run.engine, run.validation_data, run.config, run.stop)
     return ({} if loss is None else {"validation_loss": finite_or_none(loss)}), reason
 

@@ -21,7 +21,7 @@ class StepRecorder:
 
     def __init__(self, run: Run) -> None:
         train = run.config.train
-        self._ranks = run.ranks
+        self._ranks, self._speaks = run.ranks, run.mesh.speaks
         self._attempt = run.folder.attempt
         self._model_config = run.model_config
         self._tokens = train.global_batch_size * train.sequence_length
@@ -42,7 +42,8 @@ class StepRecorder:
         """The record of the step that led to `progress`; collective, the same on all ranks."""
         flops = self._executed_flops(batch) if labels else 0
         memory = memory_peak_gib(self._ranks.device)
-        rows = self._ranks.gather([result.loss, flops, memory, data_wait_seconds, step_seconds])
+        shares = [result.loss, flops] if self._speaks else [0, 0]
+        rows = self._ranks.gather([*shares, memory, data_wait_seconds, step_seconds])
         loss, flops, *_ = rows.sum(dim=0).tolist()
         *_, memory, wait, seconds = rows.max(dim=0).values.tolist()
         return {

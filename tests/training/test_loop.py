@@ -71,12 +71,13 @@ def test_validation_interval(tmp_path: Path, corpus: Path) -> None:
     assert [record["step"] for record in metrics(config) if "validation_loss" in record] == [4, 6]
 
 
-def test_starts_from_a_folder(tmp_path: Path, corpus: Path) -> None:
+@pytest.mark.parametrize("layout", [{}, {"parallel__tensor": 2}, {"parallel__pipeline": 2}], ids=str)
+def test_starts_from_a_folder(tmp_path: Path, corpus: Path, layout: dict[str, Any]) -> None:
     """The first loss of a run that starts from an export is that of the exported weights."""
     first = small_config(tmp_path / "first", corpus)
     assert run(first) == 0
     folder = export_hf(first.output_dir, tmp_path / "exported")
-    second = small_config(tmp_path / "second", corpus, init_from=str(folder), train__seed=1)
+    second = small_config(tmp_path / "second", corpus, init_from=str(folder), train__seed=1, **layout)
     assert run(second, 2) == 0
     data = PretrainingData(second, load_tokenizer(second.tokenizer), "train")
     model = OrthrosForCausalLM.from_pretrained(folder)

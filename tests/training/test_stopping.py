@@ -17,8 +17,8 @@ import torch.distributed as dist
 from orthros_train.config import Config
 from orthros_train.data import PretrainingData
 from orthros_train.training import checkpoints, loop
-from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.manifest import read_manifest
+from orthros_train.training.plain_engine import PlainEngine
 from orthros_train.training.stopping import REASONS, STOP_FILE, StopRequests, describe
 from tests.training.small_runs import assert_same_state, checkpoint_names, metrics, run, small_config, untimed
 
@@ -49,10 +49,10 @@ def send(number: int) -> Callable[[], None]:
 MOMENTS = {
     "training": (loop, "_one_step", 4, signal.SIGTERM, 3),
     "Ctrl-C": (loop, "_one_step", 2, signal.SIGINT, 1),
-    "validation": (TrainingEngine, "loss_sum", 2, signal.SIGUSR1, 2),
-    "the last validation": (TrainingEngine, "loss_sum", 10, signal.SIGUSR1, 6),
+    "validation": (PlainEngine, "loss_sum", 2, signal.SIGUSR1, 2),
+    "the last validation": (PlainEngine, "loss_sum", 10, signal.SIGUSR1, 6),
     "loading": (PretrainingData, "__init__", 1, signal.SIGTERM, 0),
-    "saving": (checkpoints, "save_hashed", 1, signal.SIGTERM, 3),
+    "saving": (checkpoints, "save_state", 1, signal.SIGTERM, 3),
 }
 
 
