@@ -71,7 +71,7 @@ def train(config: Config, command: Sequence[str]) -> int:
             attempt.fail(EXIT_BAD_INPUT, str(error))
             raise
         except BaseException as error:
-            lost = lost_rank(error, ranks.rank, attempt.moment)
+            lost = lost_rank(error, ranks.rank, attempt.moment, ranks.peers.missing)
             attempt.fail(EXIT_FAILED, lost or f"{type(error).__name__}: {error}")
             if lost is None:
                 raise

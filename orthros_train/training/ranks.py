@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from orthros_train.errors import InputError
 from orthros_train.launch_environment import environment_number, rank_numbers
+from orthros_train.training.peers import Peers, meet
 
 T = TypeVar("T")
 Errors = tuple[type[Exception], ...]  # whose constructors take the message alone
@@ -40,6 +41,7 @@ class Ranks:
     device: torch.device
     control_group: Any  # gloo: decisions and sums of a few numbers
     disk_group: Any  # gloo with a day's time-out: waiting for files
+    peers: Peers  # who of the others still answers
 
     @property
     def is_main(self) -> bool:
@@ -116,12 +118,20 @@ def start_ranks(timeout_seconds: float) -> Ranks:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         atexit.register(_leave)
     os.environ.setdefault("LOCAL_RANK", str(local_rank))  # DeepSpeed reads it
+    control_group = dist.new_group(backend="gloo", timeout=timeout)
+
+    def exchange(value: tuple[str, int]) -> list[Any]:
+        values: list[Any] = [None] * world_size
+        dist.all_gather_object(values, value, group=control_group)
+        return values
+
     return Ranks(
         rank=rank,
         world_size=world_size,
         device=device,
-        control_group=dist.new_group(backend="gloo", timeout=timeout),
+        control_group=control_group,
         disk_group=dist.new_group(backend="gloo", timeout=DISK_TIMEOUT),
+        peers=meet(rank, world_size, exchange),
     )
 
 

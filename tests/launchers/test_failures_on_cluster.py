@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -54,7 +56,18 @@ def test_a_cut_cable_ends_all_ranks_and_names_the_peer(tmp_path: Path) -> None:
         run = new_run(cluster, tmp_path, train__steps=100_000, parallel__timeout_seconds=20.0)
         run.submit(*SIZE, "--no-preflight", "--restart-limit", "0")
         run.wait_for_step(5)
+        assert len(rank_processes()) == 4
         cluster.cut_link("node2")
-        cluster.wait_until(lambda: run.status()["last_outcome"] is not None, 120, "the end is recorded")
-        outcome = run.status()["last_outcome"]
-        assert re.search(r"failed after step \d+: .*node2", outcome), outcome
+        cluster.wait_until(lambda: rank_processes() == [], 60, "the ranks of both nodes have ended")
+        status = json.loads((run.folder / "status.json").read_text())
+        assert (status["state"], status["exit_code"]) == ("failed", 1)
+        assert re.fullmatch(
+            r"rank 0 on node1 lost another rank after step \d+ \(no answer from: rank 2 on node2, rank 3 on node2; .*",
+            status["reason"],
+        ), status["reason"]
+
+
+def rank_processes() -> list[int]:
+    """The ranks of all nodes: their processes are children of this machine."""
+    command = ["pgrep", "--full", "python[^ ]* -u launchers/torchrun_rank.py"]
+    return [int(pid) for pid in subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()]
