@@ -207,10 +207,15 @@ class LocalCluster:
         self.wait_until(lambda: self.job(job_id) in states, seconds, f"job {job_id} is {' or '.join(states)}")
         return self.job(job_id)
 
-    def start_again_now(self, job_id: int, seconds: float = 30) -> None:
-        """Let a job that went back into the queue start at once instead of after SLURM's two minutes."""
-        self.wait_for_state(job_id, ["PENDING"], seconds)
-        self.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+    def start_again_now(self, job_id: int, seconds: float = 60) -> None:
+        """Let a job that goes back into the queue start at once instead of after SLURM's two minutes."""
+
+        def started() -> bool:
+            if self.job(job_id) == "PENDING":
+                self.run("scontrol", "update", f"JobId={job_id}", "StartTime=now", check=False)
+            return self.job(job_id, "Restarts") != "0" and self.job(job_id) in ("RUNNING", "COMPLETED")
+
+        self.wait_until(started, seconds, f"job {job_id} starts again")
 
     def wait_until(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         """Poll until `condition` holds; ClusterError after `seconds`."""

@@ -34,10 +34,11 @@ def test_a_stopped_job_resumes_as_if_nothing_had_been_and_its_model_is_exported(
     assert refusal.startswith(f"error: job {train} (RUNNING) is there for {run.folder} already")
 
     cluster.run("scancel", "--batch", "--signal=USR1", str(train))  # as SLURM does before the time limit
-    cluster.start_again_now(train, seconds=90)
+    cluster.wait_for_state(train, ["PENDING"], 90)
     stopped = run.status()
     assert stopped["step"] == stopped["checkpoint"] < 100
     assert "goes back into the queue (20 restarts left)" in stopped["last_outcome"]
+    cluster.start_again_now(train)
 
     assert cluster.wait_for_state(train, ENDED, 180) == "COMPLETED", run.log()
     expected = uninterrupted_losses(run.config, tmp_path / "uninterrupted", 4)
