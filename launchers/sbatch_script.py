@@ -175,6 +175,7 @@ _TRAINING_COMMENT = """\
 """
 
 _TRAINING = """\
+export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"  # no C++ stacks where torchrun's meeting point goes first
 head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((@PORT@))
 
