@@ -42,6 +42,7 @@ lint: $(DEVELOPMENT)
 
 bench: $(RUNTIME)
 	$(RUN) benchmarks/base_stream_memory.py --output outputs/benchmarks/base_stream_memory.json
+	$(RUN) benchmarks/sft_step.py --output outputs/benchmarks/sft_step.json
 
 evidence: $(DEVELOPMENT)
 	$(RUN) benchmarks/record_evidence.py tests -- $(RUN) -m pytest -m evidence -v $(PYTEST)

@@ -4,7 +4,7 @@
   the option, what is wrong and the nearest right name.
 * A check of several options names each of them in full and says what to change; its message is shown as it is.
 * This module imports neither torch nor transformers: `--help` and a typo are answered at once.
-* The sections `model` and `parallel` have files of their own, config_model.py and config_parallel.py.
+* The sections `model`, `parallel`, `data.sft` and `adaptation` have files of their own, config_*.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from .config_adaptation import AdaptationSection, check_adaptation, check_teacher_layout
 from .config_loading import dump_yaml, load_yaml
 from .config_model import ModelSection
 from .config_parallel import (
@@ -26,6 +27,7 @@ from .config_parallel import (
     data_parallel_size,
 )
 from .config_section import Section
+from .config_sft import SFTSection
 from .errors import InputError
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ class DataSection(Section):
 
     train: list[DataSource] = Field(default=[])
     validation: list[DataSource] | None = None  # None: the validation share of `split`
+    sft: SFTSection = SFTSection()
     # train, validation, test shares of every source's documents (YAML has lists, not tuples: hence not strict)
     split: tuple[float, float, float] = Field(default=(0.98, 0.01, 0.01), strict=False)
     document_mask: bool = True  # False: a row is one segment
@@ -172,6 +175,7 @@ class Config(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     logging: LoggingSection = LoggingSection()
     evaluation: EvaluationSection = EvaluationSection()
+    adaptation: AdaptationSection = AdaptationSection()
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -192,6 +196,18 @@ class Config(Section):
                 f"train.sequence_length ({length}) is beyond model.max_position_embeddings ({longest}): "
                 f"raise model.max_position_embeddings to {length} or set model.rope_scaling"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_task(self) -> Self:
+        if self.task == "pretrain" and (self.data.sft.train or self.data.sft.validation):
+            raise ValueError("data.sft names conversations, which task: pretrain does not read: set task: sft")
+        return self
+
+    @model_validator(mode="after")
+    def _check_adaptation(self) -> Self:
+        check_adaptation(self.adaptation, self.model, self.init_from)
+        check_teacher_layout(self.adaptation, self.parallel.tensor, self.parallel.pipeline)
         return self
 
     @model_validator(mode="after")

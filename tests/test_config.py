@@ -62,6 +62,13 @@ OPTIONS = {
     "tokenizer.path": None,
     "data.train": [],
     "data.validation": None,
+    "data.sft.train": [],
+    "data.sft.validation": None,
+    "data.sft.chat_template": None,
+    "data.sft.template_variables": {},
+    "data.sft.train_on": "all",
+    "data.sft.too_long": "drop",
+    "data.sft.packing": True,
     "data.split": (0.98, 0.01, 0.01),
     "data.document_mask": True,
     "data.output_positions_multiple": 128,
@@ -102,6 +109,12 @@ OPTIONS = {
     "logging.peak_tflops": None,
     "evaluation.interval_steps": None,
     "evaluation.samples": 64,
+    "adaptation.freeze": "none",
+    "adaptation.start_window": None,
+    "adaptation.window_steps": None,
+    "adaptation.distillation.weight": 0.0,
+    "adaptation.distillation.temperature": 1.0,
+    "adaptation.distillation.teacher": None,
 }
 
 
@@ -214,6 +227,25 @@ BAD_OVERRIDES = [
     ("tokenizer.type=sentencepiece", "tokenizer.type: sentencepiece needs tokenizer.path: set it to the .model file"),
     ("tokenizer.type=huggingface", "set it to the folder that holds tokenizer.json"),
     ("tokenizer.path=a.model", "tokenizer.path has no meaning with tokenizer.type: byte"),
+    # conversations
+    ("data.sft.train=[{path: a.jsonl}]", "data.sft names conversations, which task: pretrain does not read: set task"),
+    ("data.sft.validation=[{path: a.jsonl}]", "set task: sft"),
+    ("data.sft.train=[{weight: 2}]", "a data.sft source needs either path (files) or dataset (a name)"),
+    ("data.sft.train=[{path: a, dataset: b}]", "set one of them"),
+    ("data.sft.train=[{path: a, split: test}]", "configuration and split of a data.sft source belong to dataset"),
+    ("data.sft.train=[{path: a, columns: {question: q}}]", "names 'question'; it maps any of messages, prompt, resp"),
+    ("data.sft.train=[{path: a, weight: 0}]", "data.sft.train[0].weight must be greater than 0"),
+    ("data.sft.train_on=first", "data.sft.train_on must be one of all, last"),
+    ("data.sft.too_long=truncate", "data.sft.too_long must be one of drop, cut_start, cut_end"),
+    ("data.sft.pack=false", "did you mean data.sft.packing?"),
+    # adaptation
+    ("adaptation.freeze=all", "adaptation.freeze must be one of none, all_but_affines"),
+    ("adaptation.start_window=64", "adaptation.start_window needs adaptation.window_steps: set both or neither"),
+    ("adaptation.window_steps=64", "adaptation.window_steps needs adaptation.start_window: set both or neither"),
+    ("adaptation={start_window: 8, window_steps: 5}", "must be more than model.base_window (8), to which it shrinks"),
+    ("adaptation.distillation.weight=1.5", "adaptation.distillation.weight must be at most 1"),
+    ("adaptation.distillation.weight=0.5", "adaptation.distillation.weight needs a teacher: set init_from"),
+    ("adaptation.distillation.teacher=a", "has no effect with adaptation.distillation.weight: 0"),
     # RoPE scaling
     ("model.rope_scaling={factor: 2}", "model.rope_scaling.rope_type is required but missing"),
     ("model.rope_scaling={rope_type: longrope}", "must be one of default, linear, dynamic, yarn, llama3"),
@@ -358,6 +390,31 @@ def test_old_name_of_the_rope_type(config_file: Path) -> None:
 def test_rope_type_default_is_no_scaling(config_file: Path) -> None:
     message = refused(config_file, "model.rope_scaling={rope_type: default}", "train.sequence_length=4096")
     assert "model.max_position_embeddings" in message
+
+
+TEACHER = "adaptation.distillation={weight: 0.5, teacher: a}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fragment"),
+    [
+        (
+            ("parallel.pipeline=2", TEACHER),
+            "the last stage alone has logits, and a teacher would need all layers on it",
+        ),
+        (("parallel.tensor=2", TEACHER), "each rank has the logits of a part of the vocabulary, and KL needs them all"),
+        (
+            ("model.base_window=null", "adaptation={start_window: 8, window_steps: 5}"),
+            "model.base_window, which is null",
+        ),
+        (("model.query_affine=none", "adaptation.freeze=all_but_affines"), "leaves nothing to train"),
+        (("model.architecture=transformer", "adaptation.freeze=all_but_affines"), "leaves nothing to train"),
+    ],
+)
+def test_adaptations_that_the_model_or_layout_cannot_have(
+    config_file: Path, overrides: tuple[str, ...], fragment: str
+) -> None:
+    assert fragment in refused(config_file, *overrides)
 
 
 def test_sft_is_a_valid_task(config_file: Path) -> None:

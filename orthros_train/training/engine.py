@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from orthros_train.config import Config
+from orthros_train.model import OrthrosConfig
 from orthros_train.model.layer_factory import LayerFactory
 from orthros_train.parallel.mesh import Mesh, ModelParallelUnit
 from orthros_train.parallel.quiet_deepspeed import deepspeed, join_process_group, silenced
@@ -97,6 +98,11 @@ class TrainingEngine(ABC):
     def module(self) -> nn.Module:
         """This rank's part of the model; under ZeRO-3 its parameters are shards."""
         return self.deepspeed.module
+
+    @property
+    def model_config(self) -> OrthrosConfig:
+        """The configuration that this rank's part of the model attends by."""
+        return self.deepspeed.module.config
 
     @abstractmethod
     def step(self, micro_batches: Sequence[Batch], valid_labels: int, learning_rate: float) -> StepResult:

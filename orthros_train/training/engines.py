@@ -10,6 +10,7 @@ from orthros_train.parallel.factory import factory_for
 from orthros_train.parallel.mesh import Mesh
 from orthros_train.parallel.pipeline import PipelinedModel, canonical_name
 from orthros_train.parallel.quiet_deepspeed import join_process_group, silenced
+from orthros_train.training.distillation import Teacher
 from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.initial_model import build_model, set_initial_values
 from orthros_train.training.pipeline_engine import PipelineEngine
@@ -36,10 +37,15 @@ def build_module(config: Config, model_config: OrthrosConfig, mesh: Mesh) -> nn.
 
 
 def build_engine(
-    module: nn.Module, config: Config, ranks: Ranks, mesh: Mesh, accumulation_steps: int
+    module: nn.Module,
+    config: Config,
+    ranks: Ranks,
+    mesh: Mesh,
+    accumulation_steps: int,
+    teacher: Teacher | None = None,
 ) -> TrainingEngine:
-    """The engine of a module of `build_module`; collective."""
+    """The engine of a module of `build_module`; collective. A pipeline has no teacher, as the configuration knows."""
     if isinstance(module, OrthrosForCausalLM):
-        return PlainEngine(module, config, ranks, mesh, accumulation_steps)
+        return PlainEngine(module, config, ranks, mesh, accumulation_steps, teacher)
     assert isinstance(module, PipelinedModel)
     return PipelineEngine(module, config, ranks, mesh, accumulation_steps)

@@ -30,6 +30,7 @@ from orthros_train.training.step_record import StepRecorder
 from orthros_train.training.stopping import StopRequests, describe
 from orthros_train.training.validation import validate
 from orthros_train.training.watchdog import Watchdog
+from orthros_train.training.window_schedule import base_window, scheduled_window
 
 EXIT_DONE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_STOPPED = 0, 1, 2, 75
 SKIPPED = StepResult(loss=float("nan"), grad_norm=float("nan"), applied=False)
@@ -47,8 +48,6 @@ def train(config: Config, command: Sequence[str]) -> int:
     Raises:
         InputError: bad input, on all ranks.
     """
-    if config.task == "sft":
-        raise InputError("SFT training is not available yet; set task: pretrain")
     stop = StopRequests(time.monotonic(), config.train.wall_clock_limit_seconds)
     with stop.handling_signals():
         ranks = start_ranks(config.parallel.timeout_seconds)
@@ -170,7 +169,9 @@ def _one_step(run: Run, loader: BatchLoader, recorder: StepRecorder) -> str | No
     labels = int(header[:, 0].sum())
     step = run.progress.step + 1
     rate = learning_rate(config.schedule, config.optimizer.learning_rate, config.train.steps, step)
-    result = run.engine.step(batch.micro_batches, labels, rate) if labels else SKIPPED
+    window = scheduled_window(config.adaptation, config.model.base_window, step)
+    with base_window(run.engine.model_config, window):
+        result = run.engine.step(batch.micro_batches, labels, rate) if labels else SKIPPED
     run.progress = run.progress.after_step(config.train.global_batch_size, result.applied)
     record = recorder.record(
         batch,
@@ -178,6 +179,7 @@ def _one_step(run: Run, loader: BatchLoader, recorder: StepRecorder) -> str | No
         run.progress,
         labels=labels,
         learning_rate=rate,
+        window=window,
         step_seconds=time.perf_counter() - started,
         data_wait_seconds=waited,
     )

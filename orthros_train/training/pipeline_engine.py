@@ -2,8 +2,9 @@
 
 * DeepSpeed averages the losses of micro-batches and replicas, so each carries its scale along: accumulation · replicas
   over the number of valid labels of the global batch.
-* Stages receive into buffers of the last shapes: where a micro-batch has other ones than the last, the buffers are
-  dropped first, on every stage. DeepSpeed would wait for ever otherwise.
+* Stages receive into buffers of the last shapes, and the number of output tokens differs from step to step and in
+  validation: the buffers are dropped before each, on every stage, and the first micro-batch sends the new shapes.
+  DeepSpeed would wait for ever otherwise.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ class PipelineEngine(TrainingEngine):
         """`micro_batches` are looked at on the first and the last stage only."""
         set_learning_rate(self.deepspeed.optimizer.param_groups, learning_rate)
         scale = self.accumulation_steps * self.mesh.data_size / valid_labels
+        self.deepspeed.reset_activation_shape()
         loss = self.deepspeed.train_batch(self._packed(micro_batches, scale))
         return self._result(loss.item() / self.mesh.data_size)  # DeepSpeed gives every rank the global loss
 
     @torch.no_grad()
     def loss_sum(self, batch: Batch) -> float:
         """The mean over the replicas of their sums, which is each one's share."""
+        self.deepspeed.reset_activation_shape()
         return self.deepspeed.eval_batch(self._packed([batch], 1.0), num_micro_batches=1).item()
 
     def canonical_name(self, name: str) -> str:

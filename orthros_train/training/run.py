@@ -14,7 +14,8 @@ import torch
 from pydantic import ValidationError
 
 from orthros_train.config import Config, gradient_accumulation_steps, orthros_config
-from orthros_train.data import PretrainingData, SplitTooSmallError, Tokenizer, load_tokenizer
+from orthros_train.data import Tokenizer, load_tokenizer
+from orthros_train.data.mixed import Samples
 from orthros_train.data.tokenizers import special_token_ids
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig
@@ -29,13 +30,16 @@ from orthros_train.training.checkpoints import (
     save_checkpoint,
 )
 from orthros_train.training.disk_space import check_disk_space
+from orthros_train.training.distillation import load_teacher
 from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.engines import build_engine, build_module
+from orthros_train.training.freezing import freeze
 from orthros_train.training.lost_ranks import limit_waiting
 from orthros_train.training.manifest import Layout, Manifest, Progress
 from orthros_train.training.metrics import MetricsLog
 from orthros_train.training.progress_report import ProgressReport
 from orthros_train.training.ranks import Ranks
+from orthros_train.training.run_data import conversations_of, data_notes, training_data, validation_data
 from orthros_train.training.run_folder import (
     RunFolder,
     build_receipt,
@@ -61,8 +65,8 @@ class Run:
     folder: RunFolder
     tokenizer: Tokenizer
     model_config: OrthrosConfig
-    train_data: PretrainingData
-    validation_data: PretrainingData | None
+    train_data: Samples
+    validation_data: Samples | None
     engine: TrainingEngine
     report: ProgressReport
     metrics: MetricsLog | None
@@ -86,6 +90,9 @@ class Run:
         def write_hf_files(folder: Path) -> None:
             self.model_config.to_json_file(folder / "config.json")
             self.tokenizer.save_pretrained(folder)
+            conversations = conversations_of(self.train_data)
+            if conversations is not None:
+                conversations.template.save(folder)
 
         if self.metrics is not None:
             self.metrics.sync()
@@ -108,7 +115,7 @@ def layout_of(config: Config, ranks: Ranks) -> Layout:
     return Layout(ranks.world_size, parallel.zero_stage, parallel.tensor, parallel.pipeline, config.precision)
 
 
-def fingerprints(tokenizer: Tokenizer, data: PretrainingData) -> dict[str, str]:
+def fingerprints(tokenizer: Tokenizer, data: Samples) -> dict[str, str]:
     """What identifies the tokens that a run sees."""
     return {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint}
 
@@ -129,8 +136,8 @@ def prepare_run(
     accumulation = ranks.together(lambda: gradient_accumulation_steps(config, ranks.world_size))
     mesh = mesh_of(config.parallel)
     tokenizer = ranks.together(lambda: load_tokenizer(config.tokenizer))
-    train_data = ranks.together(lambda: PretrainingData(config, tokenizer, "train"))
-    validation_data = ranks.together(lambda: _validation_data(config, tokenizer))
+    train_data = ranks.together(lambda: training_data(config, tokenizer))
+    held_out = ranks.together(lambda: validation_data(config, tokenizer))
     model_config = ranks.together(lambda: orthros_config(config, tokenizer.vocab_size))
     model_config.update(special_token_ids(tokenizer))
     ranks.together(lambda: _check_kernel(config, model_config, ranks))
@@ -141,15 +148,19 @@ def prepare_run(
         ranks.together(lambda: _check_same_run(choice, config, identity))
     ranks.on_main(lambda: _check_disk(folder, config, model_config, progress))
     module = ranks.together(lambda: build_module(config, model_config, mesh))
+    freeze(module, config.adaptation)
+    teacher = ranks.together(lambda: load_teacher(config, model_config, ranks.device))
 
     report = ProgressReport(config.train.steps, progress.step, config.logging.interval_steps, shown=ranks.is_main)
     folder.attempt = ranks.on_main(lambda: _open_folder(folder, stop, choice, report))
+    for note in data_notes(train_data, tokenizer):
+        report.say(note)
     metrics = None
     if ranks.is_main:
         folder.write_receipt(build_receipt(config, command, ranks, folder.attempt, progress.step, identity))
         folder.write_status("running", progress.step)
         metrics = MetricsLog(folder.metrics_file, progress.step, config.logging.tensorboard)
-    engine = build_engine(module, config, ranks, mesh, accumulation)
+    engine = build_engine(module, config, ranks, mesh, accumulation, teacher)
     limit_waiting(ranks, config.parallel.timeout_seconds)
     if choice is not None:
         _say_changes(choice, config, layout_of(config, ranks), report)
@@ -164,23 +175,13 @@ def prepare_run(
         tokenizer=tokenizer,
         model_config=model_config,
         train_data=train_data,
-        validation_data=validation_data,
+        validation_data=held_out,
         engine=engine,
         report=report,
         metrics=metrics,
         progress=progress,
         saved_step=None if choice is None else progress.step,
     )
-
-
-def _validation_data(config: Config, tokenizer: Tokenizer) -> PretrainingData | None:
-    """The validation set; None where the training sources have no share for one and nobody asked for one."""
-    try:
-        return PretrainingData(config, tokenizer, "validation")
-    except SplitTooSmallError:
-        if config.data.validation is None and config.evaluation.interval_steps is None:
-            return None
-        raise
 
 
 def _check_kernel(config: Config, model_config: OrthrosConfig, ranks: Ranks) -> None:

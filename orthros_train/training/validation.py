@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from orthros_train.config import Config
-from orthros_train.data import PretrainingData
+from orthros_train.data.mixed import Samples
+from orthros_train.data.output_slots import output_slots
 from orthros_train.training.batches import count_valid, split_evenly
 from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.stopping import StopRequests
 
 
 def validate(
-    engine: TrainingEngine, data: PretrainingData, config: Config, stop: StopRequests
+    engine: TrainingEngine, data: Samples, config: Config, stop: StopRequests
 ) -> tuple[float | None, str | None]:
     """Mean loss over all valid labels of the first `evaluation.samples` validation samples, whatever the layout.
 
@@ -21,7 +22,8 @@ def validate(
     losses, labels = 0.0, 0
     size = config.train.micro_batch_size
     count = min(config.evaluation.samples, sum(data.epoch_sizes))
-    for batch in split_evenly(data, count, size, mesh):
+    slots = output_slots(data, range(count), config.data.output_positions_multiple, config.train.sequence_length)
+    for batch in split_evenly(data, count, size, mesh, slots):
         reason = stop.agreed(ranks)
         if reason is not None:
             return None, reason
