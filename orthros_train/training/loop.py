@@ -183,6 +183,8 @@ def _one_step(run: Run, loader: BatchLoader, recorder: StepRecorder) -> str | No
         step_seconds=time.perf_counter() - started,
         data_wait_seconds=waited,
     )
+    if record["step"] % config.logging.interval_steps == 0 and (slow := recorder.stragglers.describe()) is not None:
+        run.report.warn(f"step {record['step']}: {slow}")
     return _after_step(run, record)
 
 

@@ -27,6 +27,11 @@ class Peers:
     addresses: tuple[tuple[str, int], ...] = ()
     listener: socket.socket | None = field(default=None, repr=False)  # this rank's, open while the object lives
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The machine of each rank."""
+        return tuple(host for host, _ in self.addresses) or (socket.gethostname(),)
+
     def missing(self) -> str | None:
         """The ranks that are cut off or, if none is, have ended, in words; None if all answer."""
         others = [rank for rank in range(len(self.addresses)) if rank != self.rank]
