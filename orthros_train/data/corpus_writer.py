@@ -32,6 +32,13 @@ from orthros_train.data.storage import file_lock, fsync_path, sha256_file
 from orthros_train.errors import InputError
 
 
+def check_writable(prefix: Path, overwrite: bool) -> None:
+    """Raise InputError if there is a corpus at `prefix` that must not be replaced."""
+    for path in (manifest_path(prefix), bin_path(prefix), idx_path(prefix)):
+        if path.exists() and not overwrite:
+            raise InputError(f"output {path} exists; pass --overwrite or choose another --output-prefix")
+
+
 class CorpusWriter:
     """Collects encoded batches into a corpus; a context manager that removes what is unfinished.
 
@@ -48,9 +55,7 @@ class CorpusWriter:
     def __init__(
         self, prefix: Path, tokenizer: TokenizerRecord, dtype: type[np.number[Any]], *, overwrite: bool
     ) -> None:
-        for path in (manifest_path(prefix), bin_path(prefix), idx_path(prefix)):
-            if path.exists() and not overwrite:
-                raise InputError(f"output {path} exists; pass --overwrite or choose another --output-prefix")
+        check_writable(prefix, overwrite)
         self._prefix, self._tokenizer, self._dtype = prefix, tokenizer, dtype
         self._partial = prefix.with_name(prefix.name + ".partial")
         self._lock = contextlib.ExitStack()

@@ -70,7 +70,7 @@ def train(config: Config, command: Sequence[str]) -> int:
             attempt.fail(EXIT_BAD_INPUT, str(error))
             raise
         except BaseException as error:
-            lost = lost_rank(error, ranks.rank, attempt.moment)
+            lost = lost_rank(error, ranks.rank, attempt.moment, ranks.peers.missing)
             attempt.fail(EXIT_FAILED, lost or f"{type(error).__name__}: {error}")
             if lost is None:
                 raise
@@ -102,6 +102,10 @@ class Attempt:
             self.folder.close_receipt(end=now(), last_step=step, exit_code=exit_code)
         return exit_code
 
+    def end_together(self, state: str, exit_code: int, reason: str | None = None) -> int:
+        """`end` on all ranks: none leaves before it is recorded, since launchers kill the rest when one has left."""
+        return self.ranks.share(self.end(state, exit_code, reason))
+
     def fail(self, exit_code: int, reason: str) -> None:
         """Record a failure where there is a folder to record it in."""
         if self.run is not None:
@@ -124,9 +128,9 @@ def _run_attempt(
     run.close()
     if reason is not None:
         run.report.say(f"stopped after step {run.progress.step}: {reason}")
-        return attempt.end("stopped", EXIT_STOPPED, reason)
+        return attempt.end_together("stopped", EXIT_STOPPED, reason)
     run.report.say(f"done: {run.progress.step} steps in {config.output_dir}")
-    return attempt.end("done", EXIT_DONE)
+    return attempt.end_together("done", EXIT_DONE)
 
 
 def _set_determinism(config: Config) -> None:
@@ -179,6 +183,8 @@ def _one_step(run: Run, loader: BatchLoader, recorder: StepRecorder) -> str | No
         step_seconds=time.perf_counter() - started,
         data_wait_seconds=waited,
     )
+    if record["step"] % config.logging.interval_steps == 0 and (slow := recorder.stragglers.describe()) is not None:
+        run.report.warn(f"step {record['step']}: {slow}")
     return _after_step(run, record)
 
 

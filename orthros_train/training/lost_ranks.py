@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -31,18 +32,23 @@ def limit_waiting(ranks: Ranks, timeout_seconds: float) -> None:
             distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_seconds), group)
 
 
-def lost_rank(error: BaseException, rank: int, moment: str) -> str | None:
+def lost_rank(
+    error: BaseException, rank: int, moment: str, missing: Callable[[], str | None] = lambda: None
+) -> str | None:
     """What to tell the user where `error` means that another rank was lost; None where it means something else.
 
     Args:
         rank: of this process.
         moment: such as "after step 12".
+        missing: finds out which ranks do not answer, as `Peers.missing`.
     """
     text = " ".join(str(error).split())
     match = GLOO.fullmatch(text) if isinstance(error, RuntimeError) else None
     if match is None and not isinstance(error, dist.DistError):
         return None
     detail = text if match is None else match["what"]
+    found = missing()
+    detail = detail if found is None else f"{found}; {detail}"
     return (
         f"rank {rank} on {socket.gethostname()} lost another rank {moment} ({detail}): look at the other ranks' logs "
         "for what failed first; started again, the run resumes from its newest checkpoint"

@@ -9,6 +9,7 @@ from orthros_train.training.engine import StepResult
 from orthros_train.training.manifest import Progress
 from orthros_train.training.metrics import Record, finite_or_none, memory_peak_gib
 from orthros_train.training.run import Run
+from orthros_train.training.stragglers import ForwardClock, Stragglers
 from orthros_train.training.window_schedule import base_window
 
 
@@ -24,6 +25,9 @@ class StepRecorder:
         train = run.config.train
         self._ranks, self._speaks = run.ranks, run.mesh.speaks
         self._attempt = run.folder.attempt
+        self._forward = ForwardClock(run.engine.module, run.ranks.device)
+        stages = run.ranks.gather([run.mesh.pipeline_rank])[:, 0].tolist()
+        self.stragglers = Stragglers(run.ranks.peers.hosts, stages)
         self._model_config = run.model_config
         self._scheduled = run.config.adaptation.start_window is not None
         self._tokens = train.global_batch_size * train.sequence_length
@@ -47,7 +51,8 @@ class StepRecorder:
         memory = memory_peak_gib(self._ranks.device)
         outputs = sum(batch.segment_lengths) if batch.output_columns is None else len(batch.output_columns)
         shares = [result.loss, flops, outputs] if self._speaks else [0, 0, 0]
-        rows = self._ranks.gather([*shares, memory, data_wait_seconds, step_seconds])
+        rows = self._ranks.gather([*shares, self._forward.take(), memory, data_wait_seconds, step_seconds])
+        self.stragglers.add(rows[:, -4].tolist())
         loss, flops, outputs, *_ = rows.sum(dim=0).tolist()
         *_, memory, wait, seconds = rows.max(dim=0).values.tolist()
         return {
