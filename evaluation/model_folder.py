@@ -48,6 +48,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     return content
 
 
+def require_device(device: str) -> None:
+    """Raise InputError for a device that torch does not know or see."""
+    import torch  # noqa: PLC0415
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise InputError(f"device {device!r} is none that torch knows; use cpu or cuda") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device {device} was asked for, but torch sees no CUDA device; use --device cpu")
+
+
 def load_model(
     folder: str | Path, *, dtype: str = "auto", device: str = "cpu", overrides: dict[str, Any] | None = None
 ) -> OrthrosForCausalLM:
@@ -63,8 +75,7 @@ def load_model(
 
     from orthros_train.model import OrthrosConfig, OrthrosForCausalLM  # noqa: PLC0415
 
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"device {device} was asked for, but torch sees no CUDA device; use --device cpu")
+    require_device(device)
     logging.disable_progress_bar()
     wanted: torch.dtype | str = "auto" if dtype == "auto" else torch_dtype(dtype)
     try:
