@@ -108,12 +108,20 @@ def _load_llama(
 ) -> OrthrosForCausalLM:
     """The weights of a Llama-family folder in our own classes, without writing a folder."""
     require_device(device)
-    from orthros_train.conversion.from_llama import OrthrosForm  # noqa: PLC0415  slow imports
+    from transformers.utils import logging  # noqa: PLC0415  slow imports
+
+    from orthros_train.conversion.from_llama import OrthrosForm  # noqa: PLC0415
     from orthros_train.conversion.model_parameters import build_config, is_affine  # noqa: PLC0415
     from orthros_train.conversion.source_config import read_source_config  # noqa: PLC0415
     from orthros_train.model import OrthrosForCausalLM  # noqa: PLC0415
 
+    logging.disable_progress_bar()
     described = read_source_config(folder)
+    if base_window is not None and described.active_window is not None:
+        raise InputError(
+            f"{folder} attends in a sliding window of {described.active_window} tokens; as Orthros its output stream "
+            "would see more: convert it with tools/convert_llama.py --widen-output-window and evaluate the result"
+        )
     window = base_window if base_window is not None else described.active_window
     architecture = "transformer" if base_window is None else "orthros"
     sinks = base_sinks if base_window is not None else 0

@@ -60,8 +60,9 @@ def harness_card(
     def build(setting: TaskSetting) -> ConfigurableTask:
         config = _yaml(file)
         scored = scored_split(setting)
-        wanted = [scored, *([shot_split] if shot_split and shots else [])]
-        rows = {split: setting.source.split(data, split) for split in wanted}
+        rows = {scored: setting.rows(data, scored)}
+        if shot_split and shots:
+            rows[shot_split] = setting.source.split(data, shot_split)
         if adapt is not None:
             rows = {split: adapt(table) for split, table in rows.items()}
         config |= {

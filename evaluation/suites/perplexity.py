@@ -76,7 +76,7 @@ def _task(
 def _build_wikitext(setting: TaskSetting) -> ConfigurableTask:
     from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer  # noqa: PLC0415
 
-    rows = setting.source.split(data_sets.WIKITEXT_PAGES, "test")
+    rows = setting.rows(data_sets.WIKITEXT_PAGES, "test")
     return _task("wikitext", rows, setting, wikitext_detokenizer, lambda document: document["page"])
 
 

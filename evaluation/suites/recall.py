@@ -181,7 +181,7 @@ def recall_card(name: str, task: RecallTask, data: DataSet, cut_length: int) -> 
                 "num_fewshot": 0,
                 "metadata": {"version": 0},
             },
-            {split: setting.source.split(data, split)},
+            {split: setting.rows(data, split)},
         )
 
     def describe(setting: TaskSetting) -> dict[str, Any]:

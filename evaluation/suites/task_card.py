@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from evaluation.suites.data_sets import DataSet
 from evaluation.suites.data_sources import DataSource
 
 if TYPE_CHECKING:
@@ -22,12 +23,19 @@ class TaskSetting:
         tokenizer: of the evaluated model; some tasks measure their context in its tokens.
         seed: of generated tasks.
         documents: of generated tasks.
+        limit: rows of a data set that are looked at; None: all.
     """
 
     source: DataSource
     tokenizer: PreTrainedTokenizerBase
     seed: int = 1234
     documents: int = 100
+    limit: int | None = None
+
+    def rows(self, data_set: DataSet, split: str) -> Any:
+        """The scored rows of a data set, no more than `limit`."""
+        rows = self.source.split(data_set, split)
+        return rows if self.limit is None else rows.select(range(min(self.limit, len(rows))))
 
 
 @dataclass(frozen=True)
