@@ -64,7 +64,7 @@ class RecallSetting:
     layers: int = 2
     width: int = 128
     heads: int = 1
-    steps: int = 500
+    steps: int = 400
     batch_size: int = 64
     learning_rate: float = 3e-3
     test_rows: int = 1000
@@ -125,7 +125,7 @@ def build_arm(arm: str, setting: RecallSetting, seed: int) -> OrthrosForCausalLM
     config = OrthrosConfig(
         vocab_size=setting.vocabulary,
         hidden_size=setting.width,
-        intermediate_size=2 * setting.width,
+        intermediate_size=setting.width,
         num_hidden_layers=setting.layers,
         num_attention_heads=setting.heads,
         max_position_embeddings=setting.length,
