@@ -171,7 +171,13 @@ class OrthrosLM(TemplateLM):
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = True, **kwargs: Any
     ) -> list[tuple[float, bool]]:
         pairs = []
-        for index, (_, context, continuation) in enumerate(requests):
+        for index, (key, context, continuation) in enumerate(requests):
+            if not continuation:
+                text, asked = key or ("", "")
+                raise InputError(
+                    f"the context {text[-40:]!r} and the continuation {asked!r} merge into the context's tokens, so the "
+                    "continuation has no token of its own to score; begin it with a space or end the context earlier"
+                )
             if len(continuation) > self.max_length:
                 raise InputError(
                     f"a continuation of {len(continuation)} tokens exceeds the model's {self.max_length}; no context "
