@@ -44,13 +44,15 @@ def mirror(data_set: DataSet, source: DataSource, output: Path) -> bool:
     place = output / data_set.name
     if (place / MANIFEST).is_file():
         return False
+    from pyarrow import parquet  # noqa: PLC0415
+
     splits = source.available(data_set)
     rows = {split: source.split(data_set, split) for split in splits}
     with finished_folder(place, sum(table.data.nbytes for table in rows.values())) as folder:
         files = {}
         for split, table in rows.items():
             path = folder / f"{split}.parquet"
-            table.to_parquet(str(path))
+            parquet.write_table(table.with_format("arrow")[:], path)
             files[split] = {"file": path.name, "rows": len(table), "sha256": sha256_file(path)}
         manifest = {
             "name": data_set.name,

@@ -117,6 +117,7 @@ class MirrorSource:
 
     def split(self, data_set: DataSet, split: str) -> datasets.Dataset:
         import datasets as library  # noqa: PLC0415
+        from pyarrow import parquet  # noqa: PLC0415
 
         entry = self._manifest(data_set)["splits"].get(split)
         if entry is None:
@@ -125,7 +126,7 @@ class MirrorSource:
         if not path.is_file() or sha256_file(path) != entry["sha256"]:
             state = "differs from its manifest's SHA-256" if path.is_file() else "is missing"
             raise InputError(f"{path} {state}; remove {path.parent} and mirror {data_set.name} again")
-        return _not_empty(library.Dataset.from_parquet(str(path)), data_set, split)
+        return _not_empty(library.Dataset(parquet.read_table(path)), data_set, split)
 
     def describe(self, data_set: DataSet) -> dict[str, Any]:
         manifest = self._manifest(data_set)
