@@ -11,6 +11,7 @@ import io
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,13 +103,15 @@ class TaskRunner:
         return values[0]
 
     def _evaluate(self, card: TaskCard) -> dict[str, Any] | None:
-        from lm_eval import simple_evaluate  # noqa: PLC0415
+        from lm_eval.evaluator import evaluate  # noqa: PLC0415
 
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        task = card.build(self._setting)
+        task.set_fewshot_seed(self._setting.seed)
         with contextlib.redirect_stdout(io.StringIO()):  # it prints how far its bootstrap is
-            output: dict[str, Any] | None = simple_evaluate(
-                model=self._lm,
-                tasks=[card.build(self._setting)],
+            output: Any = evaluate(
+                lm=self._lm,
+                task_dict={"tasks": {card.name: task}},
                 limit=self._setting.limit,
                 log_samples=True,
                 apply_chat_template=self._chat,
@@ -137,7 +140,7 @@ class TaskRunner:
             "documents": sorted(documents, key=lambda document: document["doc_id"]),
             "truncated": truncated,
             "higher_is_better": card.higher_is_better,
-            "environment": {k: v for k, v in output.items() if k in ("lm_eval_version", "transformers_version")},
+            "environment": {f"{name}_version": version(name) for name in ("lm_eval", "transformers")},
         }
 
 
