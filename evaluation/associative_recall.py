@@ -52,6 +52,7 @@ class RecallSetting:
         base_window: w of Orthros and of the sliding-window arm.
         layers, width, heads: of every arm.
         steps, batch_size, learning_rate: of the training (AdamW, warm-up over the first tenth, then cosine to 0).
+        solved_loss: an arm whose loss stays below this for 10 steps has solved the task and stops.
         test_rows: scored rows.
         seeds: of initial weights and training rows.
     """
@@ -64,9 +65,10 @@ class RecallSetting:
     layers: int = 2
     width: int = 128
     heads: int = 1
-    steps: int = 250
+    steps: int = 600
     batch_size: int = 64
     learning_rate: float = 3e-3
+    solved_loss: float = 0.01
     test_rows: int = 1000
     seeds: tuple[int, ...] = (42, 43, 44)
 
@@ -144,8 +146,8 @@ def build_arm(arm: str, setting: RecallSetting, seed: int) -> OrthrosForCausalLM
 
 def train_arm(
     model: OrthrosForCausalLM, setting: RecallSetting, seed: int, on_step: Callable[[int, float], None] | None = None
-) -> None:
-    """Train on rows drawn from `seed`, with output tokens at the queries alone."""
+) -> int:
+    """Train on rows drawn from `seed`, with output tokens at the queries alone; returns the number of steps taken."""
     import torch  # noqa: PLC0415
 
     generator = torch.Generator().manual_seed(seed)
@@ -160,6 +162,7 @@ def train_arm(
         [warmup],
     )
     model.train()
+    solved = 0
     for step in range(setting.steps):
         rows = make_rows(setting, setting.batch_size, generator)
         device = model.device
@@ -174,8 +177,13 @@ def train_arm(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+        loss = output.loss.item()
         if on_step is not None:
-            on_step(step + 1, output.loss.item())
+            on_step(step + 1, loss)
+        solved = solved + 1 if loss < setting.solved_loss else 0
+        if solved == 10:
+            return step + 1
+    return setting.steps
 
 
 def score_arm(model: OrthrosForCausalLM, setting: RecallSetting) -> dict[str, Any]:
@@ -226,8 +234,8 @@ def run_recall(setting: RecallSetting, arms: Sequence[str] = ARMS, device: str =
                 def report(step: int, loss: float, arm: str = arm, seed: int = seed, before: int = done) -> None:
                     progress.update(before + step, f"{TITLES[arm]}, seed {seed}, step {step}, loss {loss:.3f}")
 
-                train_arm(model, setting, seed, report)
-                runs[arm][str(seed)] = score_arm(model, setting)
+                steps = train_arm(model, setting, seed, report)
+                runs[arm][str(seed)] = {"steps": steps, **score_arm(model, setting)}
                 done += setting.steps
     return {
         "setting": {**asdict(setting), "reach": setting.reach, "chance": 1 / setting.values},
@@ -269,17 +277,18 @@ def write_recall_report(results: Mapping[str, Any], folder: Path) -> str:
             values = [run[key] for run in seeds.values()]
             spread = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
             cells.append(f"{100 * statistics.mean(values):.2f}{spread}")
-        rows.append([TITLES[arm], *cells])
-    head = ["arm", "all queries", f"distance ≤ {setting['reach']}", f"distance > {setting['reach']}"]
+        rows.append([TITLES[arm], ", ".join(str(run["steps"]) for run in seeds.values()), *cells])
+    head = ["arm", "steps", "all queries", f"distance ≤ {setting['reach']}", f"distance > {setting['reach']}"]
     text = "\n\n".join(
         [
             "# Multi-query associative recall",
             f"{setting['pairs']} key-value pairs, then {setting['pairs']} queries among filler, {setting['length']} "
             f"tokens a row. {setting['layers']} layers, width {setting['width']}, window w = {setting['base_window']}: "
-            f"stacked windows reach over L·(w−1) = {setting['reach']} tokens. {setting['steps']} steps of "
-            f"{setting['batch_size']} rows; accuracy in percent on {setting['test_rows']:,} fresh rows, seeds "
+            f"stacked windows reach over L·(w−1) = {setting['reach']} tokens. at most {setting['steps']} "
+            f"steps of {setting['batch_size']} rows, fewer for an arm whose loss is below {setting['solved_loss']} "
+            f"before; accuracy in percent on {setting['test_rows']:,} fresh rows, seeds "
             f"{', '.join(map(str, setting['seeds']))}; guessing among the values gives {100 * setting['chance']:.1f}.",
-            table(head, rows),
+            table(head, rows, numbers_from=2),
             "![Accuracy against distance](plots/recall.png)",
             f"Measured in {results['seconds']:.0f} s ({results['cpu_seconds']:.0f} s of processor time) on "
             f"{results['machine']['processor']}.",

@@ -100,7 +100,7 @@ def build_arm(arm: str, protocol: Protocol) -> OrthrosForCausalLM:
             intermediate_size=4 * protocol.width,
             num_hidden_layers=protocol.layers,
             num_attention_heads=protocol.heads,
-            max_position_embeddings=max(2 * protocol.length, 64),
+            max_position_embeddings=max(2 * protocol.length, 4 * protocol.base_window + 16),
             architecture=arm,
             base_window=protocol.base_window if arm == "orthros" else None,
         )
@@ -176,7 +176,8 @@ def run_seed(
         if any("_query." not in name for name in missing):
             raise RuntimeError(f"the arms share every weight but the query affines; missing: {missing}")
         losses = train(model, batches[protocol.shared_steps :], protocol.learning_rate, tick)
-        checked = check_cache(model, dtypes=["float32"], seed=seed)
+        w = protocol.base_window
+        checked = check_cache(model, lengths=[1, w, w + 1, 2 * w + 1], decode_steps=8, dtypes=["float32"], seed=seed)
         records[arm] = {
             "test_nll": nll(model, test_data, protocol.length),
             "shared_losses": shared_losses,
