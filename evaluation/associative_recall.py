@@ -229,7 +229,8 @@ def run_recall(setting: RecallSetting, arms: Sequence[str] = ARMS, device: str =
     with Progress("associative recall", total) as progress:
         for seed in setting.seeds:
             for arm in arms:
-                model = build_arm(arm, setting, seed).to(device)
+                model: Any = build_arm(arm, setting, seed)
+                model = model.to(device)
 
                 def report(step: int, loss: float, arm: str = arm, seed: int = seed, before: int = done) -> None:
                     progress.update(before + step, f"{TITLES[arm]}, seed {seed}, step {step}, loss {loss:.3f}")
@@ -284,7 +285,7 @@ def write_recall_report(results: Mapping[str, Any], folder: Path) -> str:
             "# Multi-query associative recall",
             f"{setting['pairs']} key-value pairs, then {setting['pairs']} queries among filler, {setting['length']} "
             f"tokens a row. {setting['layers']} layers, width {setting['width']}, window w = {setting['base_window']}: "
-            f"stacked windows reach over L·(w−1) = {setting['reach']} tokens. at most {setting['steps']} "
+            f"stacked windows reach over L·(w−1) = {setting['reach']} tokens. At most {setting['steps']} "
             f"steps of {setting['batch_size']} rows, fewer for an arm whose loss is below {setting['solved_loss']} "
             f"before; accuracy in percent on {setting['test_rows']:,} fresh rows, seeds "
             f"{', '.join(map(str, setting['seeds']))}; guessing among the values gives {100 * setting['chance']:.1f}.",

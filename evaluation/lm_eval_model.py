@@ -74,7 +74,7 @@ class OrthrosLM(TemplateLM):
         super().__init__()
         self._join_ranks(device or "cpu")
         if not isinstance(pretrained, EvaluatedModel):
-            place = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if device == "cuda" else (device or "cpu")
+            place = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else (device or "cpu")
             pretrained = load_evaluated_model(
                 pretrained, dtype=dtype, device=place, base_window=base_window, base_sinks=base_sinks
             )
@@ -175,8 +175,8 @@ class OrthrosLM(TemplateLM):
             if not continuation:
                 text, asked = key or ("", "")
                 raise InputError(
-                    f"the context {text[-40:]!r} and the continuation {asked!r} merge into the context's tokens, so the "
-                    "continuation has no token of its own to score; begin it with a space or end the context earlier"
+                    f"the context {text[-40:]!r} and the continuation {asked!r} merge into the context's tokens, so "
+                    "the continuation has no token of its own to score; begin it with a space"
                 )
             if len(continuation) > self.max_length:
                 raise InputError(
@@ -195,11 +195,11 @@ class OrthrosLM(TemplateLM):
 
     def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
         if self.rank:
-            return [tuple(result) for result in self._scorer.score(pairs)]
+            return [(value, greedy) for value, greedy in self._scorer.score(pairs)]
         with Progress("scoring", len(pairs)) as progress:
             total = f"{len(pairs):,} continuations"
             results = self._scorer.score(pairs, lambda done: progress.update(done, f"{done:,} of {total}"))
-        return [tuple(result) for result in results]
+        return [(value, greedy) for value, greedy in results]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
         """Log-likelihood of whole texts: disjoint windows of at most max_length tokens, each with as much context."""
@@ -227,9 +227,10 @@ class OrthrosLM(TemplateLM):
         with Progress("generating", len(requests)) as progress:
             done = 0
             for members in groups.values():
-                while members:
-                    batch = self._generation_batch(members, prompts, requests)
-                    members = members[len(batch) :]
+                start = 0
+                while start < len(members):
+                    batch = self._generation_batch(members[start:], prompts, requests)
+                    start += len(batch)
                     for index, text in zip(batch, self._generate(batch, prompts, requests), strict=True):
                         texts[index] = text
                         self.cache_hook.add_partial("generate_until", requests[index].args, text)
@@ -251,9 +252,7 @@ class OrthrosLM(TemplateLM):
     def _new_tokens(self, request: Instance) -> int:
         return normalize_gen_kwargs(request.args[1], DEFAULT_NEW_TOKENS)["max_gen_toks"]
 
-    def _generate(
-        self, batch: Sequence[int], prompts: Sequence[list[int]], requests: Sequence[Instance]
-    ) -> list[str]:
+    def _generate(self, batch: Sequence[int], prompts: Sequence[list[int]], requests: Sequence[Instance]) -> list[str]:
         options: dict[str, Any] = dict(normalize_gen_kwargs(requests[batch[0]].args[1], DEFAULT_NEW_TOKENS))
         new_tokens, until = options.pop("max_gen_toks"), options.pop("until")
         if not options.get("do_sample"):

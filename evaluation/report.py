@@ -50,7 +50,9 @@ def read_results(folder: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); name the output folder of an evaluation") from error
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); name the output folder of an evaluation"
+        ) from error
     except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}") from error
     if "orthros" not in content:

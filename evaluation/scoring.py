@@ -143,7 +143,7 @@ class Scorer:
         for shared in (True, False):
             batch: list[Family] = []
             for family in sorted((f for f in families if bool(f.stem) is shared), key=lambda f: -(f.stem or f.longest)):
-                columns = max((each.stem or each.longest for each in (*batch, family)))
+                columns = max(each.stem or each.longest for each in (*batch, family))
                 if batch and not self._limit.fits(len(batch) + 1, min(columns, self._chunk_size), columns):
                     yield batch
                     batch = []

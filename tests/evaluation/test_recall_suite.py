@@ -60,11 +60,23 @@ def numbered(count: int) -> list[str]:
             {"text": "\n510(k) k123.\n", "key": "type of test", "value": "assay"},
             "510(k) k123. Type of test:",
         ),
-        (FDA, {"text": "A device. type of test:", "key": "type of test", "value": "assay"}, "A device. . Type of test:"),
-        (SQUAD, {"text": "Rome fell in 476. Rome fell in the year ", "value": "476"}, "Rome fell in 476. Rome fell in the year"),
+        (
+            FDA,
+            {"text": "A device. type of test:", "key": "type of test", "value": "assay"},
+            "A device. . Type of test:",
+        ),
+        (
+            SQUAD,
+            {"text": "Rome fell in 476. Rome fell in the year ", "value": "476"},
+            "Rome fell in 476. Rome fell in the year",
+        ),
         (
             TRIVIAQA,
-            {"context": "[DOC] [TLE] Oslo [PAR] Oslo is in Norway.", "question": "Where is Oslo? ", "answers": ["Norway"]},
+            {
+                "context": "[DOC] [TLE] Oslo [PAR] Oslo is in Norway.",
+                "question": "Where is Oslo? ",
+                "answers": ["Norway"],
+            },
             "Oslo  Oslo is in Norway. Where is Oslo?",
         ),
         (
@@ -72,9 +84,13 @@ def numbered(count: int) -> list[str]:
             {"context": "He ran 3 yards. How far?", "question": "How far?", "answers": ["3"]},
             "He ran 3 yards. How far?",
         ),
-        (NQ, {"context": "Paris is big. ", "question": "What is big?", "answers": ["Paris"]}, "Paris is big. What is big?"),
+        (
+            NQ,
+            {"context": "Paris is big. ", "question": "What is big?", "answers": ["Paris"]},
+            "Paris is big. What is big?",
+        ),
     ],
-)  # fmt: skip
+)
 def test_prompts(task: RecallTask, document: dict[str, Any], prompt: str) -> None:
     assert task.prompt(document) == prompt
     assert not task.prompt(document)[-1].isspace()

@@ -131,7 +131,9 @@ def test_perplexity_by_word_byte_and_token(model: Path, data: Path, tmp_path: Pa
 def test_generated_long_texts(model: Path, data: Path, tmp_path: Path) -> None:
     arguments = ("--suite", "long", "--lengths", "600", "--documents", "1", "--max-length", "700")
     results = evaluate(model, data, tmp_path, *arguments)
-    assert set(results["results"]) == {f"long_{kind}_600" for kind in ("single", "multikey", "multivalue", "multiquery")}
+    assert set(results["results"]) == {
+        f"long_{kind}_600" for kind in ("single", "multikey", "multivalue", "multiquery")
+    }
     assert "the scores are not RULER's" in (tmp_path / "report.md").read_text()
 
 

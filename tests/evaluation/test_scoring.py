@@ -14,7 +14,6 @@ from orthros_train.errors import InputError
 from orthros_train.model import KVCache, OrthrosForCausalLM
 from tests.evaluation.tiny_models import tiny_orthros
 
-
 # batch size, whether to share, chunk size: a chunk cuts stems and rows, a batch mixes stems of several lengths
 WAYS: tuple[tuple[int | str, bool, int], ...] = (
     (1, True, 64),

@@ -47,16 +47,16 @@ def test_preparation(prepared: Path) -> None:
 def test_altered_and_foreign_files_are_refused(prepared: Path, tmp_path: Path) -> None:
     test = prepared / "test.txt"
     test.write_bytes(test.read_bytes().replace(b"cat", b"dog", 1))
-    with pytest.raises(InputError, match="test.txt was altered"):
+    with pytest.raises(InputError, match=r"test.txt was altered"):
         read_prepared(prepared)
     test.unlink()
-    with pytest.raises(InputError, match="test.txt is missing"):
+    with pytest.raises(InputError, match=r"test.txt is missing"):
         read_prepared(prepared)
     manifest = json.loads((prepared / "manifest.json").read_text())
     (prepared / "manifest.json").write_text(json.dumps(manifest | {"revision": "other"}))
     with pytest.raises(InputError, match=f"not of {REVISION}"):
         read_prepared(prepared)
-    with pytest.raises(InputError, match="holds no manifest.json; make the folder with"):
+    with pytest.raises(InputError, match=r"holds no manifest.json; make the folder with"):
         read_prepared(tmp_path)
 
 
@@ -65,7 +65,7 @@ def test_without_the_hub_it_says_what_to_place_where(tmp_path: Path, source: Pat
         prepare_wikitext.main(["--output", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
     (source / parquet_name("test")).unlink()
-    with pytest.raises(InputError, match="test-00000-of-00001.parquet is missing"):
+    with pytest.raises(InputError, match=r"test-00000-of-00001.parquet is missing"):
         prepare_wikitext.main(["--output", str(tmp_path / "out"), "--from-dir", str(source)])
     (source / parquet_name("train")).write_bytes(b"no parquet")
     with pytest.raises(InputError, match="cannot be read as WikiText's parquet"):
