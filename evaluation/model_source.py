@@ -115,7 +115,6 @@ def _load_llama(
     from orthros_train.conversion.source_config import read_source_config  # noqa: PLC0415
     from orthros_train.model import OrthrosForCausalLM  # noqa: PLC0415
 
-    logging.disable_progress_bar()
     described = read_source_config(folder)
     if base_window is not None and described.active_window is not None:
         raise InputError(
@@ -128,11 +127,16 @@ def _load_llama(
     form = OrthrosForm(base_window=window, base_sinks=sinks, architecture=architecture)
     config = build_config({**described.orthros_values(), **form.values()}, f"{folder}/config.json")
     wanted: Any = "auto" if dtype == "auto" else torch_dtype(dtype)
+    logging.disable_progress_bar()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # it would list the query affines, which no Llama has
     try:
         loaded: Any = OrthrosForCausalLM.from_pretrained(folder, config=config, dtype=wanted, output_loading_info=True)
         model: OrthrosForCausalLM = loaded[0].to(device)
     except damaged_model_errors() as error:
         raise InputError(f"cannot load the model in {folder}: {error}") from error
+    finally:
+        logging.set_verbosity(verbosity)
     _refuse(folder, "missing", [name for name in loaded[1]["missing_keys"] if not is_affine(name)])
     _refuse(folder, "unexpected", [*loaded[1]["unexpected_keys"], *map(str, loaded[1]["mismatched_keys"])])
     return model.eval()
