@@ -121,9 +121,16 @@ def search(config: Config, model: OrthrosConfig, machines: Machines) -> tuple[li
     if not plans:
         raise InputError(f"no layout of {machines.world_size} GPUs is possible: {refusal}")
     room = machines.memory_gib - machines.reserved_gib
-    fitting = sorted((plan for plan in plans if plan.memory_gib <= room), key=lambda plan: plan.step_seconds)
+    fitting = sorted((plan for plan in plans if plan.memory_gib <= room), key=_preference)
     others = sorted((plan for plan in plans if plan.memory_gib > room), key=lambda plan: plan.memory_gib)
     return fitting, others
+
+
+def _preference(plan: Plan) -> tuple[float, int]:
+    """Fastest first; where the model sees no difference, more rows at once, which real kernels like better."""
+    rows = plan.options["train.micro_batch_size"]
+    assert isinstance(rows, int)
+    return float(f"{plan.step_seconds:.2g}"), -rows
 
 
 def candidates(machines: Machines) -> Iterator[dict[str, object]]:

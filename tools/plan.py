@@ -108,7 +108,9 @@ def show(
     if not fitting:
         console.print(f"nothing fits {machines.world_size} x {gpu}; the one that needs least:")
     names = list(dict.fromkeys(part.name for plan in plans for part in plan.parts))
-    table = Table(title="GiB a GPU, by part, of the stage that needs most", title_justify="left")
+    table = Table(
+        title="GiB a GPU, by part, of the stage that needs most", title_justify="left", box=None, pad_edge=False
+    )
     for heading in (
         "tensor",
         "pipeline",
@@ -122,10 +124,10 @@ def show(
         "s a step",
     ):
         table.add_column(heading, justify="right")
-    table.add_column("why")
-    for plan in plans:
+    for number, plan in enumerate(plans, start=1):
         sizes = {part.name: part.size_bytes / 2**30 for part in plan.parts}
         table.add_row(
+            str(number),
             str(plan.options["parallel.tensor"]),
             str(plan.options["parallel.pipeline"]),
             str(plan.options["parallel.zero_stage"]),
@@ -136,9 +138,10 @@ def show(
             f"{sum(part.size_bytes for part in plan.sent) / 1e9:.1f}",
             f"{plan.bubble:.0%}",
             f"{plan.step_seconds:.2f}",
-            plan.reason,
         )
     console.print(table)
+    for number, plan in enumerate(plans, start=1):
+        console.print(f"{number}: {plan.reason}", soft_wrap=True)
     console.print(
         f"assumed: {gpu} with {machines.memory_gib:g} GiB of which {machines.reserved_gib:g} stay free, "
         f"{machines.peak_flops / 1e12:g} TFLOP/s at {machines.efficiency:.0%}; {machines.node_gb_per_second:g} GB/s "
