@@ -34,7 +34,7 @@ def print_dry_run(config: Config, world_size: int, console: Console | None = Non
     """
     console = console or Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
     accumulation = gradient_accumulation_steps(config, world_size)
-    model = orthros_config(config, _vocabulary(config))
+    model = orthros_config(config, vocabulary(config))
     stages = plan_stages(config, model, world_size)
     console.rule("Configuration", align="left")
     console.out(config_to_yaml(config), end="")
@@ -75,7 +75,7 @@ def describe_arm(model: OrthrosConfig) -> str:
     return f"{model.architecture}, {window}{sinks}"
 
 
-def _vocabulary(config: Config) -> int:
+def vocabulary(config: Config) -> int:
     """The tokenizer's size, or `model.vocab_size` where the tokenizer's file is not there to be asked."""
     path = config.tokenizer.path
     if config.model.vocab_size is not None and path is not None and not Path(path).exists():

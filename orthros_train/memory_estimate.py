@@ -137,7 +137,7 @@ def activation_bytes(config: Config, model: OrthrosConfig, stage: Stage, in_flig
     final_norm = _norm_bytes(model.hidden_size, tokens // shards, element) if stage.is_last else 0
     if config.train.activation_checkpointing:
         kept = len(layers) * residual_elements(config, model) * element + final_norm
-        return in_flight * kept + max(layers)
+        return in_flight * kept + max(layers, default=0)
     return in_flight * (sum(layers) + final_norm)
 
 

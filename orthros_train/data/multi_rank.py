@@ -20,6 +20,7 @@ import os
 import shutil
 import socket
 import sys
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,7 @@ from orthros_train.errors import InputError
 T = TypeVar("T")
 PART_BATCHES = 32  # of about a MiB of text each: what an interruption costs a rank at most
 STOP_TAG = 1
+WAIT_SECONDS = 0.01
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
@@ -172,6 +174,9 @@ class _Team:
             traceback.print_exc()
             sys.stderr.flush()
             self.world.Abort(1)
+        everybody = self.world.Ibarrier()
+        while not everybody.Test():  # MPI's own waiting would keep a core busy for as long as the slowest rank takes
+            time.sleep(WAIT_SECONDS)
         problems = self.world.allgather(problem)
         first = next((text for text in problems if text is not None), None)
         if first is not None:

@@ -7,6 +7,7 @@ own network, whose cable can be pulled. Needs root and Debian's slurmctld, slurm
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -17,11 +18,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "unshare", "nsenter")
 BRIDGE, ADDRESSES = "orthros0", "10.78.0"
-HOSTS_MARK = "# orthros test cluster"
 CONTROL_PORT, NODE_PORT = 16917, 17100
+LOCK = "/tmp/orthros-test-cluster.lock"
 
 SLURM_CONF = """\
 ClusterName=test
@@ -109,9 +111,11 @@ class LocalCluster:
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # short: it holds a socket
         self.folder.chmod(0o755)
         self.nodes = [f"node{number}" for number in range(1, nodes + 1)]
+        self._hosts_mark = f"# test cluster {self.folder.name}"
         self._gpus, self._own_networks = gpus, own_networks
         self._node_timeout, self._kill_wait = node_timeout, kill_wait
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._lock: TextIO | None = None
         self.environment = {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def __enter__(self) -> LocalCluster:
@@ -129,6 +133,8 @@ class LocalCluster:
 
     def start(self) -> None:
         """Start everything and wait until all nodes are idle."""
+        self._lock = open(LOCK, "w")  # noqa: SIM115  one cluster at a time: ports, addresses and names are the same
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._write_configuration()
         self._connect()
         key = self.folder / "munge.key"
@@ -154,6 +160,8 @@ class LocalCluster:
             _stop_daemon(self.folder / f"{daemon}.pid")
         self._disconnect()
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
 
     def power_on(self, node: str) -> None:
         """Start a node."""
@@ -285,13 +293,15 @@ class LocalCluster:
                 self._run("ip", "-n", node, "address", "add", f"{self._address(number)}/24", "dev", "eth0")
                 for device in ("eth0", "lo"):
                     self._run("ip", "-n", node, "link", "set", device, "up")
-        names = [f"{self._address(number)} {node} {HOSTS_MARK}\n" for number, node in enumerate(self.nodes, start=1)]
+        names = [
+            f"{self._address(number)} {node} {self._hosts_mark}\n" for number, node in enumerate(self.nodes, start=1)
+        ]
         with open("/etc/hosts", "a", encoding="utf-8") as hosts:
             hosts.writelines(names)
 
     def _disconnect(self) -> None:
         with open("/etc/hosts", "r+", encoding="utf-8") as hosts:  # in place: it may be a bind mount
-            kept = [line for line in hosts if HOSTS_MARK not in line]
+            kept = [line for line in hosts if self._hosts_mark not in line]
             hosts.seek(0)
             hosts.writelines(kept)
             hosts.truncate()
