@@ -45,7 +45,7 @@ bench: $(RUNTIME)
 	$(RUN) benchmarks/sft_step.py --output outputs/benchmarks/sft_step.json
 
 # One file of evidence a part of the tests, so that a part can be run again by itself: make evidence-training
-EVIDENCE := benchmarks conversion data evaluation launchers model readme tools training
+EVIDENCE := benchmarks conversion data evaluation launchers model parallel readme tools training
 evidence: $(EVIDENCE:%=evidence-%) evidence-base-stream-memory
 
 evidence-base-stream-memory: $(DEVELOPMENT)
@@ -54,7 +54,7 @@ evidence-base-stream-memory: $(DEVELOPMENT)
 
 evidence-%: $(DEVELOPMENT)
 	$(RUN) benchmarks/record_evidence.py tests_$* -- \
-	  $(RUN) -m pytest $(if $(wildcard tests/$*),tests/$*,tests/test_$*.py) -m evidence -v $(PYTEST)
+	  $(RUN) -u -m pytest $(if $(wildcard tests/$*),tests/$*,tests/test_$*.py) -m evidence -v $(PYTEST)
 
 # What the tests in tests/launchers need to start a SLURM cluster on this machine. Without it they are skipped.
 CLUSTER_PROGRAMS := slurmctld slurmd sbatch munged ip

@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from .config_adaptation import AdaptationSection, check_adaptation, check_teacher_layout
 from .config_loading import dump_yaml, load_yaml
-from .config_model import ModelSection
+from .config_model import ModelSection, model_values
 from .config_parallel import (
     ParallelSection,
     check_pipeline_size,
@@ -29,6 +29,7 @@ from .config_parallel import (
 from .config_section import Section
 from .config_sft import SFTSection
 from .errors import InputError
+from .model_folder.json_files import read_json_object
 
 if TYPE_CHECKING:
     from .model import OrthrosConfig
@@ -163,7 +164,7 @@ class Config(Section):
 
     task: Literal["pretrain", "sft"] = "pretrain"
     output_dir: str = Field(min_length=1)
-    init_from: str | None = None  # a Hugging Face folder of an Orthros model
+    init_from: str | None = None  # a Hugging Face folder of an Orthros model; `model` then says only what differs
     precision: Literal["fp32", "bf16"] = "bf16"
     model: ModelSection
     tokenizer: TokenizerSection = TokenizerSection()
@@ -176,6 +177,20 @@ class Config(Section):
     logging: LoggingSection = LoggingSection()
     evaluation: EvaluationSection = EvaluationSection()
     adaptation: AdaptationSection = AdaptationSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_from_the_folders_model(cls, values: Any) -> Any:
+        """What the section `model` leaves out is as in the folder that the run starts from."""
+        if not isinstance(values, dict) or not isinstance(values.get("init_from"), str):
+            return values
+        described, given = Path(values["init_from"]) / "config.json", values.get("model") or {}
+        if not described.is_file() or not isinstance(given, dict):
+            return values
+        found = model_values(read_json_object(described))
+        if given.get("architecture", found.get("architecture")) != found.get("architecture"):
+            found.pop("query_affine", None)  # the other architecture has its own
+        return {**values, "model": {**found, **given}}
 
     @field_validator("precision", mode="before")
     @classmethod

@@ -72,6 +72,18 @@ class RopeScalingSection(Section):
         return self.keys_given()
 
 
+def model_values(config_json: dict[str, Any]) -> dict[str, Any]:
+    """The options of the section `model` that an Orthros folder's config.json gives, in this section's names."""
+    rope = dict(config_json.get("rope_parameters") or {})
+    known = {name for name in ModelSection.model_fields if name != "attention_kernel"}
+    values = {name: value for name, value in config_json.items() if name in known}
+    if "rope_theta" in rope:
+        values["rope_theta"] = rope.pop("rope_theta")
+    if rope.get("rope_type", "default") != "default":
+        values["rope_scaling"] = rope
+    return values
+
+
 class ModelSection(Section):
     """Architecture, in OrthrosConfig's names."""
 

@@ -1,4 +1,4 @@
-"""How the stages are cut. That they train as one process does is tested in tests/training/test_layouts.py."""
+"""How the stages are cut. That they train as one process does is tested in tests/parallel/test_layouts.py."""
 
 import pytest
 

@@ -145,6 +145,23 @@ def test_without_a_launcher(tmp_path: Path, corpus: Path) -> None:
     assert [line.split(" ")[0] for line in done.stdout.splitlines()] == ["step", "saved", "done:"]
 
 
+def test_a_start_folder_describes_the_model(tmp_path: Path, corpus: Path) -> None:
+    """The section `model` may say what differs, or nothing at all."""
+    config = small_config(tmp_path / "run", corpus, train__steps=2)
+    assert run(config) == 0
+    folder = export_hf(config.output_dir, tmp_path / "model")
+    values = config.model_dump(exclude={"model"})
+    same = Config.model_validate({**values, "init_from": str(folder)})
+    assert same.model.hidden_size == MODEL["hidden_size"]
+    assert same.model.base_window == MODEL["base_window"]
+    wider = Config.model_validate({**values, "init_from": str(folder), "model": {"base_window": 16}})
+    assert (wider.model.base_window, wider.model.num_hidden_layers) == (16, MODEL["num_hidden_layers"])
+    other = {"architecture": "transformer", "base_window": None}
+    assert Config.model_validate({**values, "init_from": str(folder), "model": other}).model.query_affine is None
+    resumed = Config.model_validate({**wider.model_dump(), "init_from": str(tmp_path / "gone")})
+    assert resumed.model == wider.model
+
+
 def test_a_start_over_and_a_longer_schedule_are_said(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,8 +20,6 @@ from orthros_train.training.pipeline_engine import PipelineEngine
 from tests.training.small_runs import MODEL, assert_same_state, metrics, run, small_config, untimed
 from tests.training.test_stopping import send, status, then
 
-pytest.importorskip("megatron.core.tensor_parallel")  # imported before ranks are forked
-
 # name: (ranks, options)
 Layout = tuple[int, dict[str, Any]]
 LAYOUTS: dict[str, Layout] = {
