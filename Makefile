@@ -44,10 +44,17 @@ bench: $(RUNTIME)
 	$(RUN) benchmarks/base_stream_memory.py --output outputs/benchmarks/base_stream_memory.json
 	$(RUN) benchmarks/sft_step.py --output outputs/benchmarks/sft_step.json
 
-evidence: $(DEVELOPMENT)
-	$(RUN) benchmarks/record_evidence.py tests -- $(RUN) -m pytest -m evidence -v $(PYTEST)
+# One file of evidence a part of the tests, so that a part can be run again by itself: make evidence-training
+EVIDENCE := benchmarks conversion data evaluation launchers model readme tools training
+evidence: $(EVIDENCE:%=evidence-%) evidence-base-stream-memory
+
+evidence-base-stream-memory: $(DEVELOPMENT)
 	$(RUN) benchmarks/record_evidence.py base_stream_memory -- \
 	  $(RUN) benchmarks/base_stream_memory.py --output docs/evidence/base_stream_memory.json
+
+evidence-%: $(DEVELOPMENT)
+	$(RUN) benchmarks/record_evidence.py tests_$* -- \
+	  $(RUN) -m pytest $(if $(wildcard tests/$*),tests/$*,tests/test_$*.py) -m evidence -v $(PYTEST)
 
 # What the tests in tests/launchers need to start a SLURM cluster on this machine. Without it they are skipped.
 CLUSTER_PROGRAMS := slurmctld slurmd sbatch munged ip

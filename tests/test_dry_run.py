@@ -187,6 +187,10 @@ def test_notes() -> None:
     assert "an answer is predicted" in printed(load_config(RECIPES / "sft.yaml"))
     assert "has no window, its costliest form" in printed(load_config(RECIPES / "transformer_130m.yaml"))
     assert "note:" not in printed(load_config(RECIPES / "demo.yaml"))
+    adaptation = ["adaptation={freeze: all_but_affines, distillation: {weight: 0.5, teacher: a}}"]
+    adapted = printed(load_config(RECIPES / "demo.yaml", adaptation))
+    assert "trains the query affines alone" in adapted
+    assert "holds a teacher besides" in adapted
 
 
 def test_batch_that_does_not_divide_over_the_ranks_is_refused() -> None:

@@ -10,26 +10,11 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
-from typing import Protocol
 
 from orthros_train.data.blend import Blend
 from orthros_train.data.pretraining import PretrainingData, Sample
+from orthros_train.data.samples import Samples
 from orthros_train.data.sft import SFTData
-
-
-class Samples(Protocol):
-    """An endless order of samples."""
-
-    epoch_sizes: tuple[int, ...]
-    fingerprint: str
-
-    def sample(self, index: int) -> Sample:
-        """The sample at `index` of the global order."""
-        ...
-
-    def output_count(self, index: int) -> int | None:
-        """Its output positions, known without reading it; None: every position."""
-        ...
 
 
 class MixedData:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orthros_train.data.mixed import Samples
 from orthros_train.data.sampler import batch_indices
+from orthros_train.data.samples import Samples
 
 
 def output_slots(data: Samples, indices: Sequence[int], multiple: int, sequence_length: int) -> int | None:

@@ -54,9 +54,9 @@ class SFTData:
     def __init__(self, config: Config, tokenizer: Tokenizer, split: SplitName) -> None:
         section = config.data.sft
         self._length, self._fill = config.train.sequence_length, tokenizer.eod_id
+        sources = _sources(section, split)
         self.template = ChatTemplate(tokenizer, section)
         self.notes: list[str] = []
-        sources = _sources(section, split)
         shares = split_shares(config.data.split, section.validation is not None, split)
         cache_dir = None if config.data.cache_dir is None else Path(config.data.cache_dir)
         key = f"{config.train.seed}/sft/{split}"

@@ -17,8 +17,8 @@ import torch
 
 from orthros_train.config import Config
 from orthros_train.data import collate, rank_micro_batches
-from orthros_train.data.mixed import Samples
 from orthros_train.data.output_slots import step_output_slots
+from orthros_train.data.samples import Samples
 from orthros_train.parallel.mesh import Mesh
 
 IGNORED_LABEL = -100

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from orthros_train.config import Config, gradient_accumulation_steps, orthros_config
 from orthros_train.data import Tokenizer, load_tokenizer
-from orthros_train.data.mixed import Samples
+from orthros_train.data.samples import Samples
 from orthros_train.data.tokenizers import special_token_ids
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig

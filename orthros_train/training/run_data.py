@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from orthros_train.config import Config
 from orthros_train.data import PretrainingData, SplitTooSmallError, Tokenizer
-from orthros_train.data.mixed import MixedData, Samples
+from orthros_train.data.mixed import MixedData
+from orthros_train.data.samples import Samples
 from orthros_train.data.sft import SFTData
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from orthros_train.config import Config
-from orthros_train.data.mixed import Samples
 from orthros_train.data.output_slots import output_slots
+from orthros_train.data.samples import Samples
 from orthros_train.training.batches import count_valid, split_evenly
 from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.stopping import StopRequests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -61,7 +62,7 @@ def test_scancel_leaves_a_valid_checkpoint_and_no_job(cluster: LocalCluster, tmp
     cluster.wait_until(lambda: run.status()["last_outcome"] is not None, 60, "the end is recorded")
     assert cluster.wait_for_state(train, ENDED, 30) == "CANCELLED"
     assert run.has_valid_checkpoint()
-    assert run.status()["state"] == "stopped (SIGTERM on rank 0)"
+    assert re.fullmatch(r"stopped \(SIGTERM on rank \d\)", run.status()["state"])  # the first that it reached
     assert "SLURM decides whether it comes back" in run.status()["last_outcome"]
 
 

@@ -35,11 +35,11 @@ from tests.training.small_runs import metrics, run, small_config
 
 def spoil_loss(engine: PlainEngine, value: float) -> Callable[[], None]:
     """Make every loss `value`; returns what undoes it."""
-    original = engine._forward
-    engine._forward = lambda *arguments: original(*arguments) * 0.0 + value  # type: ignore[method-assign]
+    original = engine._training_loss
+    engine._training_loss = lambda *arguments: original(*arguments) * 0.0 + value  # type: ignore[method-assign]
 
     def undo() -> None:
-        engine._forward = original  # type: ignore[method-assign]
+        engine._training_loss = original  # type: ignore[method-assign]
 
     return undo
 

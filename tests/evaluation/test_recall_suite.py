@@ -1,0 +1,183 @@
+"""The recall suite's prompts, cut and metric against examples worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from evaluation.suites.recall import (
+    DROP,
+    FDA,
+    NQ,
+    SQUAD,
+    SWDE,
+    TRIVIAQA,
+    RecallTask,
+    contains,
+    cut_document,
+    recall_cards,
+)
+
+
+class Words:
+    """One token a word, single spaces between."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        assert not add_special_tokens
+        start = len(self.words)
+        self.words += text.split()
+        return list(range(start, len(self.words)))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return " ".join(self.words[index] for index in token_ids)
+
+
+def numbered(count: int) -> list[str]:
+    return [f"w{index}" for index in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("task", "document", "prompt"),
+    [
+        (
+            SWDE,
+            {"text": "A film. Director: Jane Roe\n", "key": "director", "value": "Jane Roe"},
+            "A film. Director: Jane Roe. Director:",
+        ),
+        (
+            SWDE,
+            {"text": "A film.\n\nSummary of information above... Year:", "key": "year", "value": "1999"},
+            "A film. Year:",
+        ),
+        (SWDE, {"text": "A film. year:", "key": "year", "value": "1999"}, "A film. Year:"),
+        (
+            FDA,
+            {"text": "\n510(k) k123.\n", "key": "type of test", "value": "assay"},
+            "510(k) k123. Type of test:",
+        ),
+        (
+            FDA,
+            {"text": "A device. type of test:", "key": "type of test", "value": "assay"},
+            "A device. . Type of test:",
+        ),
+        (
+            SQUAD,
+            {"text": "Rome fell in 476. Rome fell in the year ", "value": "476"},
+            "Rome fell in 476. Rome fell in the year",
+        ),
+        (
+            TRIVIAQA,
+            {
+                "context": "[DOC] [TLE] Oslo [PAR] Oslo is in Norway.",
+                "question": "Where is Oslo? ",
+                "answers": ["Norway"],
+            },
+            "Oslo  Oslo is in Norway. Where is Oslo?",
+        ),
+        (
+            DROP,
+            {"context": "He ran 3 yards. How far?", "question": "How far?", "answers": ["3"]},
+            "He ran 3 yards. How far?",
+        ),
+        (
+            NQ,
+            {"context": "Paris is big. ", "question": "What is big?", "answers": ["Paris"]},
+            "Paris is big. What is big?",
+        ),
+    ],
+)
+def test_prompts(task: RecallTask, document: dict[str, Any], prompt: str) -> None:
+    assert task.prompt(document) == prompt
+    assert not task.prompt(document)[-1].isspace()
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "score"),
+    [
+        ("It is Jane Roe.", ["jane roe"], 1),
+        ("It is Jane.", ["jane roe"], 0),
+        ("the second", ["first", "Second"], 1),
+        ("costs $5.00 (net)", ["$5.00 (net)"], 1),
+        ("costs $5x00 (net)", ["$5.00 (net)"], 0),  # the point is a point, not any character
+        ("a+b", ["a+b"], 1),
+        ("aab", ["a+b"], 0),
+        ("anything", [""], 0),
+        ("anything", [], 0),
+        ("", ["x"], 0),
+    ],
+)
+def test_contains(prediction: str, answers: list[str], score: int) -> None:
+    assert contains(prediction, answers) == score
+
+
+def test_the_cut_is_centered_on_the_answer() -> None:
+    """length 70: 20 tokens stay, 10 of them before the answer."""
+    words = numbered(100)
+    words[60] = "Answer"
+    assert cut_document(" ".join(words), ["answer"], Words(), 70).split() == words[50:70]
+
+
+@pytest.mark.parametrize(("place", "kept"), [(0, (0, 20)), (4, (0, 20)), (10, (0, 20)), (11, (1, 21)), (99, (89, 100))])
+def test_the_cut_at_the_documents_edges(place: int, kept: tuple[int, int]) -> None:
+    words = numbered(100)
+    words[place] = "Answer"
+    found = cut_document(" ".join(words), ["Answer"], Words(), 70).split()
+    assert found == words[slice(*kept)]
+    assert "Answer" in found
+
+
+def test_an_answer_longer_than_the_second_half_is_cut_off_at_its_end() -> None:
+    words = numbered(100)
+    answer = " ".join(words[50:65])
+    assert cut_document(" ".join(words), [answer], Words(), 70).split() == words[40:60]
+
+
+def test_the_first_of_several_anchors_counts() -> None:
+    words = numbered(100)
+    words[30], words[70] = "Key", "Value"
+    assert cut_document(" ".join(words), ["value", "key"], Words(), 70).split() == words[20:40]
+
+
+def test_without_its_anchor_a_document_keeps_its_end_and_without_anchors_its_head() -> None:
+    words = numbered(100)
+    assert cut_document(" ".join(words), ["absent"], Words(), 70).split() == words[90:]
+    assert cut_document(" ".join(words), None, Words(), 70).split() == words[:20]
+
+
+def test_a_short_document_stays_whole_and_regex_characters_are_found() -> None:
+    assert cut_document(" a (b) c ", ["(B)"], Words(), 70) == "a (b) c"
+
+
+def test_documents_are_cut_by_their_own_fields() -> None:
+    words = numbered(200)
+    words[20], words[120] = "Maker", "Acme"
+    text = " ".join(words)
+    cut = FDA.cut({"text": text, "key": "maker", "value": "Acme"}, Words(), 70)
+    assert cut is not None
+    assert cut["text"].split() == words[10:30]  # the key stands before the value
+    cut = SQUAD.cut({"text": text, "value": "Acme"}, Words(), 70)
+    assert cut is not None
+    assert cut["text"].split() == words[110:130]
+    cut = NQ.cut({"context": text, "question": "?", "answers": ["absent"], "alt_answers": ["Acme"]}, Words(), 70)
+    assert cut is not None
+    assert cut["context"].split() == words[110:130]
+    cut = DROP.cut({"context": text, "question": "?", "answers": ["Acme"]}, Words(), 70)
+    assert cut is not None
+    assert cut["context"].split() == words[:20]
+
+
+def test_answers_of_one_character_are_left_out_where_the_cut_needs_them() -> None:
+    assert SQUAD.cut({"text": "in 5", "value": "5"}, Words(), 70) is None
+    assert NQ.cut({"context": "in 5", "question": "?", "answers": []}, Words(), 70) is None
+    assert DROP.cut({"context": "in 5", "question": "?", "answers": ["5"]}, Words(), 70) is not None
+
+
+def test_six_tasks_at_each_length() -> None:
+    names = [card.name for card in recall_cards(1024)]
+    assert names == [f"recall_{task}_1024" for task in ("swde", "fda", "squad", "triviaqa", "drop", "nq")]
+    assert [card.data["name"] for card in recall_cards(512)][-1] == "nq_512"

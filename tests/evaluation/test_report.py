@@ -1,0 +1,145 @@
+"""Comparing evaluations: bootstrap, scores, means, and what the report says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evaluation import report
+from evaluation.bootstrap import mean_difference, paired_difference
+from evaluation.suite_scores import suite_score, task_score
+from orthros_train.errors import InputError
+
+
+def record(values: list[float], metric: str = "acc,none", higher: bool = True, truncated: int = 0) -> dict[str, Any]:
+    mean = sum(values) / len(values)
+    return {
+        "task": {
+            "metric": metric,
+            "shots": 0,
+            "version": "1",
+            "data": {"name": "d", "source": "test", "license": "x"},
+            "prompt": "p",
+        },
+        "results": {metric: mean, metric.replace(",", "_stderr,"): 0.1},
+        "documents": [{"doc_id": i, "doc_hash": f"h{i}", "value": v} for i, v in enumerate(values)],
+        "truncated": truncated,
+        "higher_is_better": higher,
+    }
+
+
+def results(suite: dict[str, dict[str, Any]], groups: dict[str, str] | None = None) -> dict[str, Any]:
+    return {
+        "orthros": {
+            "suites": {
+                "commonsense": {
+                    "title": "Commonsense",
+                    "tasks": [[name, (groups or {}).get(name)] for name in suite],
+                    "has_mean": True,
+                    "note": "",
+                    "paper": "commonsense",
+                }
+            },
+            "records": suite,
+        }
+    }
+
+
+def test_a_difference_without_noise_is_certain() -> None:
+    found = paired_difference([0.0, 1.0, 0.0, 1.0], [1.0, 2.0, 1.0, 2.0])
+    assert (found.value, found.low, found.high, found.probability) == (1.0, 1.0, 1.0, 1.0)
+    assert found.is_clear
+
+
+def test_equal_runs_differ_by_nothing() -> None:
+    found = paired_difference([0.0, 1.0, 1.0], [0.0, 1.0, 1.0])
+    assert (found.value, found.low, found.high, found.probability) == (0.0, 0.0, 0.0, 0.5)
+    assert not found.is_clear
+
+
+def test_the_interval_is_that_of_the_mean_of_paired_differences() -> None:
+    rng = np.random.default_rng(0)
+    first = rng.normal(size=400)
+    second = first + rng.normal(0.1, 0.5, size=400)  # pairing takes out the spread of the documents
+    found = paired_difference(first.tolist(), second.tolist())
+    error = float(np.std(second - first) / 20)
+    assert found.value == pytest.approx(float((second - first).mean()))
+    assert found.high - found.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+
+
+def test_tasks_weigh_the_same_in_a_suites_difference() -> None:
+    found = mean_difference([([0.0] * 10, [1.0] * 10), ([0.0] * 1000, [0.0] * 1000)])
+    assert found.value == 0.5
+
+
+def test_the_mean_and_its_error() -> None:
+    records = {"a": record([0.0, 1.0]), "b": record([1.0, 1.0])}
+    score = suite_score([("a", None), ("b", None), ("c", None)], records, has_mean=True)
+    assert score.mean == 0.75
+    assert score.stderr == pytest.approx((2 * 0.1**2) ** 0.5 / 2)
+    assert (score.expected, score.missing) == (3, ("c",))
+
+
+def test_tasks_of_a_group_count_as_one_weighted_by_documents() -> None:
+    records = {"m1": record([1.0]), "m2": record([0.0, 0.0, 0.0]), "a": record([1.0])}
+    score = suite_score([("a", None), ("m1", "mmlu"), ("m2", "mmlu")], records, has_mean=True)
+    assert [(task.task, task.value, task.documents) for task in score.tasks] == [("a", 1.0, 1), ("mmlu", 0.25, 4)]
+    assert score.mean == 0.625
+    assert score.tasks[1].stderr == pytest.approx(((0.1 / 4) ** 2 + (0.3 / 4) ** 2) ** 0.5)
+
+
+def test_perplexities_are_no_shares() -> None:
+    assert not task_score("w", record([3.0], "byte_perplexity,none", higher=False)).is_share
+    assert task_score("w", record([0.3])).is_share
+
+
+def save(folder: Path, content: dict[str, Any]) -> Path:
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = save(tmp_path / "first", results({"a": record([0.0] * 40), "b": record([1.0, 0.0] * 20)}))
+    second = save(tmp_path / "second", results({"a": record([1.0] * 40), "b": record([1.0, 0.0] * 20)}))
+    output = tmp_path / "out"
+    assert report.main([str(first), str(second), "--output", str(output)]) == 0
+    text = capsys.readouterr().out
+    assert "| a | 0.00 | 100.00 | +100.00 [+100.00, +100.00]* |" in text
+    assert "| b | 50.00 | 50.00 | +0.00 [+0.00, +0.00] |" in text
+    assert "| mean | 25.00 | 75.00 | +50.00 [+50.00, +50.00]* |" in text
+    assert "The paper's, not measured here" in text
+    content = json.loads((output / "comparison.json").read_text())
+    assert content["commonsense"]["differences"]["second"]["tasks"]["a"]["documents"] == 40
+    assert (output / "comparison.html").read_text().count("<svg") == 2
+
+
+def test_only_documents_of_both_are_compared() -> None:
+    left, right = record([0.0, 0.0, 1.0]), record([1.0, 0.0, 1.0])
+    right["documents"] = right["documents"][1:]
+    content = report.compare({"x": results({"a": left}), "y": results({"a": right})})
+    found = content["commonsense"]["differences"]["y"]["tasks"]["a"]
+    assert (found["value"], found["documents"]) == (0.0, 2)
+
+
+def test_what_cannot_be_compared(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="name the output folder of an evaluation"):
+        report.main([str(tmp_path / "absent")])
+    good = save(tmp_path / "good", results({"a": record([1.0])}))
+    with pytest.raises(InputError, match="not distinct"):
+        report.main([str(good), str(good)])
+    with pytest.raises(InputError, match="2 runs but 1 --names"):
+        report.main([str(good), str(good), "--names", "x"])
+    other = save(tmp_path / "other", {"orthros": {"suites": {}, "records": {}}})
+    with pytest.raises(InputError, match="no suite in common"):
+        report.main([str(good), str(other)])
+    foreign = save(tmp_path / "foreign", {"results": {}})
+    with pytest.raises(InputError, match="was not written by"):
+        report.main([str(foreign)])
+    (foreign / "results.json").write_text("{")
+    with pytest.raises(InputError, match="is not JSON"):
+        report.main([str(foreign)])

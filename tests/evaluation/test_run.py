@@ -1,0 +1,205 @@
+"""`python -m evaluation.run` from end to end on a small model and a mirror, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation import run
+from evaluation.model_source import load_evaluated_model
+from evaluation.suites import data_sets
+from evaluation.suites.catalog import SUITE_NAMES, SuiteOptions, find_suites
+from evaluation.suites.harness_tasks import MMLU_SUBJECTS
+from orthros_train.errors import InputError
+from tests.evaluation.test_data_sources import PIQA_ROWS, Rows
+from tests.evaluation.tiny_models import save_llama, save_orthros
+from tools.mirror_datasets import mirror
+
+PAGE = {"page": " = Title = \n\n The cat , it sat . \n"}
+LONG_TEXT = "A film about cats. " * 30
+FDA_ROWS = [{"text": f"{LONG_TEXT}Maker: Acme. {LONG_TEXT}", "key": "maker", "value": "Acme"} for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_orthros(tmp_path_factory.mktemp("model") / "orthros")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mirror")
+    mirror(data_sets.PIQA, Rows(PIQA_ROWS), folder)
+    mirror(data_sets.WIKITEXT_PAGES, Rows([PAGE, PAGE]), folder)
+    mirror(data_sets.FDA, Rows(FDA_ROWS), folder)
+    return folder
+
+
+def evaluate(model: Path, data: Path, output: Path, *arguments: str) -> dict[str, Any]:
+    command = ["--model", str(model), "--data-dir", str(data), "--output", str(output), *arguments]
+    assert run.main(command) == 0
+    results: dict[str, Any] = json.loads((output / "results.json").read_text())
+    return results
+
+
+def test_results_reports_and_records(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    results = evaluate(model, data, output, "--suite", "commonsense", "--skip-unavailable", "--samples")
+    assert set(results) >= {"results", "configs", "versions", "n-shot", "higher_is_better", "n-samples", "config"}
+    assert results["results"]["piqa"]["acc,none"] in {k / 6 for k in range(7)}
+    assert results["n-samples"]["piqa"] == {"original": 6, "effective": 6}
+    record = results["orthros"]["records"]["piqa"]
+    assert record["task"] == {
+        "data": {
+            "name": "piqa",
+            "hub": "baber/piqa",
+            "config": None,
+            "license": "not stated on the hub",
+            "source": "mirror",
+            "revision": "abc",
+            "mirrored_from": "test",
+            "split": "validation",
+        },
+        "prompt": "Question: GOAL / Answer: SOLUTION",
+        "metric": "acc,none",
+        "shots": 0,
+        "version": "1.0",
+    }
+    assert [document["doc_id"] for document in record["documents"]] == list(range(6))
+    assert set(results["orthros"]["left_out"]) == {
+        "lambada_openai", "hellaswag", "winogrande", "arc_easy", "arc_challenge", "social_iqa", "boolq"
+    }  # fmt: skip
+    report = (output / "report.md").read_text()
+    assert "| piqa | acc |" in report
+    assert "The paper's, not measured here (Table 1: 1.3B, mean of the commonsense tasks): transformer 53.41" in report
+    assert "task list assumed" in report
+    assert "the mean is over 1 of 8" in report
+    assert "<svg" in (output / "report.html").read_text()
+    assert (output / "plots" / "commonsense.png").is_file()
+    samples = [json.loads(line) for line in (output / "samples" / "piqa.jsonl").read_text().splitlines()]
+    assert samples[0]["arguments"][0][0] == "Question: goal 0\nAnswer:"
+    assert "written:" in capsys.readouterr().out
+
+
+def test_a_stopped_evaluation_goes_on_and_other_settings_start_anew(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evaluation.task_runs import TaskRunner  # noqa: PLC0415
+
+    evaluated: list[str] = []
+    original = TaskRunner._evaluate
+
+    def counted(self: TaskRunner, card: Any) -> Any:
+        evaluated.append(card.name)
+        return original(self, card)
+
+    monkeypatch.setattr(TaskRunner, "_evaluate", counted)
+    first = evaluate(model, data, tmp_path, "--tasks", "piqa")
+    again = evaluate(model, data, tmp_path, "--tasks", "piqa,wikitext")
+    assert evaluated == ["piqa", "wikitext"]
+    assert again["results"]["piqa"] == first["results"]["piqa"]
+    evaluate(model, data, tmp_path, "--tasks", "piqa", "--limit", "2")
+    assert evaluated[2:] == ["piqa"]
+    evaluate(save_orthros(tmp_path / "other", base_sinks=1), data, tmp_path, "--tasks", "piqa", "--limit", "2")
+    assert evaluated[3:] == ["piqa"]
+
+
+def test_contexts_that_exceed_the_model_are_counted_and_stated(model: Path, data: Path, tmp_path: Path) -> None:
+    results = evaluate(model, data, tmp_path, "--tasks", "recall_fda_2048,piqa", "--max-length", "200")
+    assert results["orthros"]["records"]["recall_fda_2048"]["truncated"] == 3
+    assert results["orthros"]["records"]["piqa"]["truncated"] == 0
+    report = (tmp_path / "report.md").read_text()
+    assert "lost the beginning of theirs: recall_fda_2048 3." in report
+
+
+def test_perplexity_by_word_byte_and_token(model: Path, data: Path, tmp_path: Path) -> None:
+    text = tmp_path / "some text.txt"
+    text.write_text("the cat sat on the mat", encoding="utf-8")
+    results = evaluate(model, data, tmp_path / "out", "--suite", "perplexity", "--text", str(text))
+    found = results["results"]["text_some_text"]
+    assert found["byte_perplexity,none"] == pytest.approx(found["token_perplexity,none"])  # a byte is a token here
+    assert found["word_perplexity,none"] == pytest.approx(found["byte_perplexity,none"] ** (22 / 6))
+    assert 2 ** found["bits_per_byte,none"] == pytest.approx(found["byte_perplexity,none"])
+    wikitext = evaluate(model, data, tmp_path / "wiki", "--tasks", "wikitext")["results"]["wikitext"]
+    assert wikitext["byte_perplexity,none"] > 1
+
+
+def test_generated_long_texts(model: Path, data: Path, tmp_path: Path) -> None:
+    arguments = ("--suite", "long", "--lengths", "600", "--documents", "1", "--max-length", "700")
+    results = evaluate(model, data, tmp_path, *arguments)
+    assert set(results["results"]) == {
+        f"long_{kind}_600" for kind in ("single", "multikey", "multivalue", "multiquery")
+    }
+    assert "the scores are not RULER's" in (tmp_path / "report.md").read_text()
+
+
+def test_a_llama_folder_goes_through_the_same_command(data: Path, tmp_path: Path) -> None:
+    llama = save_llama(tmp_path / "llama")
+    results = evaluate(llama, data, tmp_path / "t", "--tasks", "piqa")
+    assert (results["config"]["architecture"], results["config"]["model_kind"]) == ("transformer", "llama folder")
+    results = evaluate(llama, data, tmp_path / "o", "--tasks", "piqa", "--base-window", "8")
+    assert (results["config"]["architecture"], results["config"]["base_sinks"]) == ("orthros", 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--suite", "comonsense"], "there is no suite 'comonsense'; did you mean commonsense"),
+        (["--tasks", "hellaswagg"], "there is no task 'hellaswagg'; did you mean hellaswag"),
+        ([], "nothing to evaluate; give --suite"),
+        (["--tasks", "hellaswag"], "task hellaswag: the mirror .* holds no data set hellaswag.*or leave it out with"),
+        (["--suite", "recall-512", "--skip-unavailable", "--batch-size", "x"], "batch size 'x' is neither"),
+        (["--tasks", "piqa", "--device", "cuda"], "torch sees no CUDA device"),
+        (["--tasks", "piqa", "--base-window", "8"], "has its own base window"),
+        (["--tasks", "piqa", "--chat"], "has no chat template"),
+        (["--tasks", "piqa", "--limit", "0"], "must be at least 1"),
+        (["--suite", "perplexity", "--text", "absent.txt"], "cannot read absent.txt"),
+        (["--suite", "long", "--lengths", "30"], "no room for the facts"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_clear_line(
+    arguments: list[str], message: str, model: Path, data: Path, tmp_path: Path
+) -> None:
+    command = ["--model", str(model), "--data-dir", str(data), "--output", str(tmp_path), *arguments]
+    with pytest.raises(InputError, match=message):
+        run.main(command)
+
+
+def test_models_that_are_none_are_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is not a folder; give an Orthros or Llama-family folder"):
+        load_evaluated_model(tmp_path / "absent")
+    with pytest.raises(InputError, match="no checkpoint in"):
+        load_evaluated_model(tmp_path)
+    bare = save_orthros(tmp_path / "bare")
+    for file in (*bare.glob("tokenizer*"), *bare.glob("special_tokens*")):
+        file.unlink()
+    with pytest.raises(InputError, match="holds no tokenizer"):
+        load_evaluated_model(bare)
+    (bare / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(InputError):
+        load_evaluated_model(bare)
+    (bare / "config.json").write_text("{")
+    with pytest.raises(InputError, match="cannot be read as JSON"):
+        load_evaluated_model(bare)
+    with pytest.raises(InputError, match="give --model DIR"):
+        run.main(["--tasks", "piqa", "--output", str(tmp_path / "out")])
+
+
+def test_every_suite_is_complete() -> None:
+    for name in SUITE_NAMES[:-1]:
+        for suite in find_suites([name], SuiteOptions()):
+            assert len({card.name for card in suite.cards}) == len(suite.cards)
+            for card in suite.cards:
+                assert card.prompt
+                assert card.version
+                assert card.data["license"]
+    (conversion,) = find_suites(["conversion"], SuiteOptions())
+    assert len(conversion.cards) == 6 + 57 + 1
+    assert len(set(MMLU_SUBJECTS)) == 57
+    assert [suite.name for suite in find_suites(["recall"], SuiteOptions())] == [
+        "recall-512", "recall-1024", "recall-2048"
+    ]  # fmt: skip

@@ -1,0 +1,170 @@
+"""The WikiText protocol on small text: preparation, refusal of altered files, what the report says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow
+import pytest
+import torch
+from pyarrow import parquet
+
+from evaluation import reproduce_wikitext
+from evaluation.reproduce_wikitext import Protocol, build_arm, draw_batches, nll, verdict
+from evaluation.wikitext_data import REVISION, SPLITS, parquet_name, read_prepared
+from orthros_train.errors import InputError
+from tools import prepare_wikitext
+
+LINES = ["", " = A title = \n", " The cat sat on the mat . \n"] * 40
+SMALL = ["--steps", "2", "--shared-steps", "1", "--batch-size", "2", "--train-bytes", "600", "--test-bytes", "150"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "parquet"
+    for split in SPLITS:
+        path = folder / parquet_name(split)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(pyarrow.table({"text": LINES}), path)
+    return folder
+
+
+@pytest.fixture
+def prepared(source: Path, tmp_path: Path) -> Path:
+    assert prepare_wikitext.main(["--output", str(tmp_path / "wikitext"), "--from-dir", str(source)]) == 0
+    return tmp_path / "wikitext"
+
+
+def test_preparation(prepared: Path) -> None:
+    contents, manifest = read_prepared(prepared, SPLITS)
+    assert contents["test"] == "".join(LINES).encode()
+    assert manifest["revision"] == REVISION
+    assert manifest["files"]["train.txt"]["bytes"] == len("".join(LINES))
+    assert manifest["files"]["train.txt"]["from"].startswith("file with SHA-256 ")
+
+
+def test_altered_and_foreign_files_are_refused(prepared: Path, tmp_path: Path) -> None:
+    test = prepared / "test.txt"
+    test.write_bytes(test.read_bytes().replace(b"cat", b"dog", 1))
+    with pytest.raises(InputError, match=r"test.txt was altered"):
+        read_prepared(prepared)
+    test.unlink()
+    with pytest.raises(InputError, match=r"test.txt is missing"):
+        read_prepared(prepared)
+    manifest = json.loads((prepared / "manifest.json").read_text())
+    (prepared / "manifest.json").write_text(json.dumps(manifest | {"revision": "other"}))
+    with pytest.raises(InputError, match=f"not of {REVISION}"):
+        read_prepared(prepared)
+    with pytest.raises(InputError, match=r"holds no manifest.json; make the folder with"):
+        read_prepared(tmp_path)
+
+
+def test_without_the_hub_it_says_what_to_place_where(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(InputError, match=rf"hub cannot be reached.*{REVISION}.*--from-dir"):
+        prepare_wikitext.main(["--output", str(tmp_path / "out")])
+    assert not (tmp_path / "out").exists()
+    (source / parquet_name("test")).unlink()
+    with pytest.raises(InputError, match=r"test-00000-of-00001.parquet is missing"):
+        prepare_wikitext.main(["--output", str(tmp_path / "out"), "--from-dir", str(source)])
+    (source / parquet_name("train")).write_bytes(b"no parquet")
+    with pytest.raises(InputError, match="cannot be read as WikiText's parquet"):
+        prepare_wikitext.main(["--output", str(tmp_path / "out"), "--from-dir", str(source)])
+
+
+def test_the_protocol_on_wikitext(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out"
+    arguments = ["--data", str(prepared), "--output", str(output), "--seeds", "1,2", *SMALL]
+    assert reproduce_wikitext.main(arguments) == 0
+    results = json.loads((output / "results.json").read_text())
+    for arm in ("transformer", "orthros"):
+        assert set(results["runs"][arm]) == {"1", "2"}
+        assert len(results["runs"][arm]["1"]["losses"]) == 2
+    runs = results["runs"]
+    assert runs["orthros"]["1"]["shared_losses"] == runs["transformer"]["1"]["shared_losses"]
+    assert runs["orthros"]["1"]["losses"] != runs["transformer"]["1"]["losses"]
+    assert results["cache_discrepancy"] < 1e-4
+    receipt = json.loads((output / "receipts" / "orthros-2.json").read_text())
+    assert receipt["seed"] == 2
+    assert receipt["command"].startswith("python -m evaluation.reproduce_wikitext --data")
+    assert receipt["data"]["manifest"]["revision"] == REVISION
+    text = capsys.readouterr().out
+    assert "3.02851 ± 0.05278" in text
+    assert "same protocol, not a reproduction" in text
+    assert "other text" not in text
+
+
+def test_other_text_is_labelled_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("It was a dark night. " * 60)
+    arguments = ["--text", str(book), "--output", str(tmp_path / "out"), "--seeds", "1", *SMALL]
+    assert reproduce_wikitext.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("# Byte-level WikiText protocol, on other text")
+    assert "These figures are not WikiText's." in text
+
+
+@pytest.mark.parametrize(("orthros", "words"), [((2.0, 2.2), "worse"), ((1.0, 1.2), "better"), ((1.5, 1.6), "same")])
+def test_the_verdict_follows_the_figures(orthros: tuple[float, float], words: str) -> None:
+    runs = {
+        "transformer": {"1": {"test_nll": 1.5}, "2": {"test_nll": 1.6}},
+        "orthros": {str(i + 1): {"test_nll": value} for i, value in enumerate(orthros)},
+    }
+    assert words in verdict({"runs": runs, "seeds": [1, 2]})
+
+
+def test_every_byte_but_the_first_is_predicted_once() -> None:
+    model = build_arm("orthros", Protocol()).double()
+    model.reset_parameters(0)
+    data = torch.arange(40)
+    with torch.no_grad():
+        expected = 0.0
+        for start, stop in ((0, 17), (16, 33), (32, 40)):
+            logits = model(data[None, start : stop - 1], use_cache=False).logits[0].log_softmax(-1)
+            expected -= float(logits.gather(1, data[start + 1 : stop, None]).sum())
+    assert nll(model, data, 16) == pytest.approx(expected / 39, rel=1e-6)
+
+
+def test_batches_depend_on_the_seed_alone() -> None:
+    data = torch.arange(500)
+    first, again, other = (draw_batches(data, Protocol(), seed) for seed in (1, 1, 2))
+    assert len(first) == 50
+    assert first[0].shape == (16, 65)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--width", "30"], "--width 30 is not 4 heads of an even size"),
+        (["--train-bytes", "40"], "needs more bytes"),
+        (["--test-bytes", "99999"], "the test text has .* bytes, the protocol asks for 99,999"),
+        (["--device", "cuda"], "torch sees no CUDA device"),
+        (["--seeds", "x"], "not a list of whole numbers"),
+        (["--steps", "0"], "must be at least 1"),
+    ],
+)
+def test_bad_input(arguments: list[str], message: str, tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("It was a dark night. " * 3000)
+    with pytest.raises(InputError, match=message):
+        reproduce_wikitext.main(["--text", str(book), "--output", str(tmp_path / "out"), *arguments])
+    with pytest.raises(InputError, match="cannot read"):
+        reproduce_wikitext.main(["--text", str(tmp_path / "absent"), "--output", str(tmp_path / "out")])
+
+
+@pytest.mark.evidence
+def test_the_whole_protocol_on_shakespeare(tmp_path: Path) -> None:
+    from evaluation.demo.text import shakespeare  # noqa: PLC0415
+
+    works, _ = shakespeare(Path(__file__).parents[2] / ".cache")
+    book = tmp_path / "shakespeare.txt"
+    book.write_text("\n".join(works.values()), encoding="utf-8")
+    output = tmp_path / "out"
+    assert reproduce_wikitext.main(["--text", str(book), "--output", str(output)]) == 0
+    results = json.loads((output / "results.json").read_text())
+    print((output / "report.md").read_text())
+    assert results["cache_discrepancy"] < 1e-4
+    for arm in ("transformer", "orthros"):
+        assert results["summary"][arm]["mean"] < 4.0  # uniform bytes: 5.55
