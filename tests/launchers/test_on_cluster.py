@@ -115,3 +115,17 @@ def test_mpirun_and_one_task_a_rank_train_the_same(cluster: LocalCluster, tmp_pa
     srun = ("srun", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "orthros_train")
     assert launched(run, tmp_path / "srun", *srun) == expected
     assert launched(run, tmp_path / "mpirun", "launchers/mpirun.sh", "--oversubscribe", "-n", "2", "--") == expected
+
+
+def test_srun_preprocesses_on_two_nodes(cluster: LocalCluster, tmp_path: Path) -> None:
+    if "pmix" not in cluster.run("srun", "--mpi=list").stderr + cluster.run("srun", "--mpi=list").stdout:
+        pytest.skip("this SLURM has no PMIx: Debian's libpmix-dev brings the library that its plugin loads")
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(f'{{"text": "some words and the number {n}"}}\n' for n in range(9000)))
+    tool = (sys.executable, "tools/preprocess_data.py", "--input", str(text), "--tokenizer", "byte", "--output-prefix")
+    srun = ("srun", "--nodes=2", "--ntasks-per-node=1", "--mpi=pmix", "--kill-on-bad-exit=1")
+    printed = cluster.run(*srun, *tool, str(tmp_path / "many"), seconds=120).stdout
+    assert printed.startswith(f"wrote {tmp_path}/many: 9,000 documents")
+    cluster.run(*tool, str(tmp_path / "one"), "--workers", "1", seconds=120)
+    for suffix in ("bin", "idx"):
+        assert (tmp_path / f"many.{suffix}").read_bytes() == (tmp_path / f"one.{suffix}").read_bytes()
