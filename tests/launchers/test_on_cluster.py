@@ -23,28 +23,25 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 def test_a_stopped_job_resumes_as_if_nothing_had_been_and_its_model_is_exported(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    run = new_run(cluster, tmp_path, train__steps=100)
+    run = new_run(cluster, tmp_path, train__steps=300)
     (train, export), printed = run.submit(*SIZE, "--export")
     assert f"job {train}: train, 2 x 2 ranks\n  log {run.folder}/slurm/train-{train}.log\n" in printed
     run.wait_for_step(5)
-    assert run.status()["jobs"] == {
-        f"{train} train": "RUNNING",
-        f"{export} export": "PENDING (Dependency)",
-    }
-    _, refusal = run.submit(*SIZE, check=False)
-    assert refusal.startswith(f"error: job {train} (RUNNING) is there for {run.folder} already")
-
     cluster.run("scancel", "--batch", "--signal=USR1", str(train))  # as SLURM does before the time limit
     cluster.wait_for_state(train, ["PENDING"], 90)
     stopped = run.status()
-    assert stopped["step"] == stopped["checkpoint"] < 100
+    assert stopped["step"] == stopped["checkpoint"] < 300
+    assert set(stopped["jobs"]) == {f"{train} train", f"{export} export"}
+    assert stopped["jobs"][f"{export} export"] == "PENDING (Dependency)"
+    _, refusal = run.submit(*SIZE, check=False)
+    assert refusal.startswith(f"error: job {train} (PENDING) is there for {run.folder} already")
     assert "goes back into the queue (20 restarts left)" in stopped["last_outcome"]
     cluster.start_again_now(train)
 
     assert cluster.wait_for_state(train, ENDED, 180) == "COMPLETED", run.log()
     expected = uninterrupted_losses(run.config, tmp_path / "uninterrupted", 4)
     assert losses(run.config) == expected  # bitwise
-    assert len(expected) == 100
+    assert len(expected) == 300
     assert {record["attempt"] for record in read_metrics(run.folder / "metrics.jsonl")} == {1, 2}
     assert run.status()["state"] == "done"
     assert "preflight: python" in run.log()
