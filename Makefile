@@ -58,7 +58,7 @@ evidence-%: $(DEVELOPMENT)
 
 # What the tests in tests/launchers need to start a SLURM cluster on this machine. Without it they are skipped.
 CLUSTER_PROGRAMS := slurmctld slurmd sbatch munged ip
-CLUSTER_PACKAGES := slurmctld slurmd slurm-client munge libpmix2 iproute2
+CLUSTER_PACKAGES := slurmctld slurmd slurm-client munge libpmix-dev iproute2
 
 cluster-packages:
 	@if command -v $(CLUSTER_PROGRAMS) > /dev/null && [ $$(command -v $(CLUSTER_PROGRAMS) | wc -l) = $(words $(CLUSTER_PROGRAMS)) ]; then :; \

@@ -218,15 +218,12 @@ class LocalCluster:
     def start_again_now(self, job_id: int, seconds: float = 60) -> None:
         """Let a job that goes back into the queue start at once instead of after SLURM's two minutes."""
 
-        asked = 0.0
+        self.wait_for_state(job_id, ["PENDING"], seconds)
+        time.sleep(5)  # its nodes still clear up; a start at once would find them half way
+        self.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
 
         def started() -> bool:
-            nonlocal asked
-            # a request while the job still ends is overwritten, one a moment makes SLURM wait for each
-            if self.job(job_id) == "PENDING" and time.monotonic() > asked + 5:
-                asked = time.monotonic()
-                self.run("scontrol", "update", f"JobId={job_id}", "StartTime=now", check=False)
-            return self.job(job_id, "Restarts") != "0" and self.job(job_id) in ("RUNNING", "COMPLETED")
+            return self.job(job_id, "Restarts") != "0" and self.job(job_id) != "PENDING"
 
         self.wait_until(started, seconds, f"job {job_id} starts again")
 

@@ -23,28 +23,25 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 def test_a_stopped_job_resumes_as_if_nothing_had_been_and_its_model_is_exported(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    run = new_run(cluster, tmp_path, train__steps=100)
+    run = new_run(cluster, tmp_path, train__steps=300)
     (train, export), printed = run.submit(*SIZE, "--export")
     assert f"job {train}: train, 2 x 2 ranks\n  log {run.folder}/slurm/train-{train}.log\n" in printed
     run.wait_for_step(5)
-    assert run.status()["jobs"] == {
-        f"{train} train": "RUNNING",
-        f"{export} export": "PENDING (Dependency)",
-    }
-    _, refusal = run.submit(*SIZE, check=False)
-    assert refusal.startswith(f"error: job {train} (RUNNING) is there for {run.folder} already")
-
     cluster.run("scancel", "--batch", "--signal=USR1", str(train))  # as SLURM does before the time limit
     cluster.wait_for_state(train, ["PENDING"], 90)
     stopped = run.status()
-    assert stopped["step"] == stopped["checkpoint"] < 100
+    assert stopped["step"] == stopped["checkpoint"] < 300
+    assert set(stopped["jobs"]) == {f"{train} train", f"{export} export"}
+    assert stopped["jobs"][f"{export} export"] == "PENDING (Dependency)"
+    _, refusal = run.submit(*SIZE, check=False)
+    assert refusal.startswith(f"error: job {train} (PENDING) is there for {run.folder} already")
     assert "goes back into the queue (20 restarts left)" in stopped["last_outcome"]
     cluster.start_again_now(train)
 
     assert cluster.wait_for_state(train, ENDED, 180) == "COMPLETED", run.log()
     expected = uninterrupted_losses(run.config, tmp_path / "uninterrupted", 4)
     assert losses(run.config) == expected  # bitwise
-    assert len(expected) == 100
+    assert len(expected) == 300
     assert {record["attempt"] for record in read_metrics(run.folder / "metrics.jsonl")} == {1, 2}
     assert run.status()["state"] == "done"
     assert "preflight: python" in run.log()
@@ -115,3 +112,17 @@ def test_mpirun_and_one_task_a_rank_train_the_same(cluster: LocalCluster, tmp_pa
     srun = ("srun", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "orthros_train")
     assert launched(run, tmp_path / "srun", *srun) == expected
     assert launched(run, tmp_path / "mpirun", "launchers/mpirun.sh", "--oversubscribe", "-n", "2", "--") == expected
+
+
+def test_srun_preprocesses_on_two_nodes(cluster: LocalCluster, tmp_path: Path) -> None:
+    if "pmix" not in cluster.run("srun", "--mpi=list").stderr + cluster.run("srun", "--mpi=list").stdout:
+        pytest.skip("this SLURM has no PMIx: Debian's libpmix-dev brings the library that its plugin loads")
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(f'{{"text": "some words and the number {n}"}}\n' for n in range(9000)))
+    tool = (sys.executable, "tools/preprocess_data.py", "--input", str(text), "--tokenizer", "byte", "--output-prefix")
+    srun = ("srun", "--nodes=2", "--ntasks-per-node=1", "--mpi=pmix", "--kill-on-bad-exit=1")
+    printed = cluster.run(*srun, *tool, str(tmp_path / "many"), seconds=120).stdout
+    assert printed.startswith(f"wrote {tmp_path}/many: 9,000 documents")
+    cluster.run(*tool, str(tmp_path / "one"), "--workers", "1", seconds=120)
+    for suffix in ("bin", "idx"):
+        assert (tmp_path / f"many.{suffix}").read_bytes() == (tmp_path / f"one.{suffix}").read_bytes()
