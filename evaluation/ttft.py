@@ -56,8 +56,8 @@ def arm_configs(options: argparse.Namespace) -> dict[str, OrthrosConfig]:
     Raises:
         InputError: no such model, or one without a window for the Orthros arm.
     """
-    from orthros_train.dry_run import other_arm  # noqa: PLC0415  slow imports
     from orthros_train.model import OrthrosConfig  # noqa: PLC0415
+    from orthros_train.planning.dry_run import other_arm  # noqa: PLC0415  slow imports
 
     config = _named_config(options)
     values = config.to_dict()
@@ -74,7 +74,7 @@ def arm_configs(options: argparse.Namespace) -> dict[str, OrthrosConfig]:
 
 def _named_config(options: argparse.Namespace) -> OrthrosConfig:
     from orthros_train.config import Config, orthros_config  # noqa: PLC0415
-    from orthros_train.config_loading import load_yaml  # noqa: PLC0415
+    from orthros_train.config.loading import load_yaml  # noqa: PLC0415
 
     if options.config is not None:
         from orthros_train.data.tokenizers import load_tokenizer  # noqa: PLC0415

@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dry_run(config: Config, world_size: int | None) -> int:
-    from .dry_run import print_dry_run  # noqa: PLC0415  imports torch and rich
+    from .planning.dry_run import print_dry_run  # noqa: PLC0415  imports torch and rich
 
     if world_size is None:
         world_size = environment_number("WORLD_SIZE", config.parallel.tensor * config.parallel.pipeline)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orthros_train.config import Config, config_to_yaml, gradient_accumulation_steps, load_config, orthros_config
-from orthros_train.config_parallel import check_pipeline_size, check_tensor_size, data_parallel_size
+from orthros_train.config.parallel import check_pipeline_size, check_tensor_size, data_parallel_size
 from orthros_train.errors import InputError
 
 MINIMAL = """\

@@ -17,8 +17,8 @@ from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
     from orthros_train.config import Config
-    from orthros_train.layout_search import Machines, Plan
     from orthros_train.model import OrthrosConfig
+    from orthros_train.planning.layout_search import Machines, Plan
 
 EXAMPLES = """\
   python tools/plan.py configs/orthros_1.3b.yaml --nodes 2 --gpu H100
@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Search and print; 0 if a layout fits, 1 if none does. Raises InputError."""
     options = build_parser().parse_intermixed_args(arguments)
     config = load_config(options.config, options.overrides)
-    from orthros_train.dry_run import vocabulary  # noqa: PLC0415  imports torch
-    from orthros_train.layout_search import Machines, search  # noqa: PLC0415
+    from orthros_train.planning.dry_run import vocabulary  # noqa: PLC0415  imports torch
+    from orthros_train.planning.layout_search import Machines, search  # noqa: PLC0415
     from orthros_train.training.device_peaks import known_peak_flops  # noqa: PLC0415
 
     peak = known_peak_flops(options.gpu)

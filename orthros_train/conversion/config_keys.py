@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from transformers import GenerationConfig
 
-from orthros_train.config_model import ROPE_SCALING_KEYS, RopeScalingSection
+from orthros_train.config.model import ROPE_SCALING_KEYS, RopeScalingSection
 from orthros_train.conversion.families import Family
 from orthros_train.errors import InputError
 

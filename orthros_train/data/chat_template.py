@@ -27,7 +27,7 @@ import numpy as np
 import tokenizers as hf
 from numpy.typing import NDArray
 
-from orthros_train.config_sft import SFTSection
+from orthros_train.config.sft import SFTSection
 from orthros_train.data.conversations import ASSISTANT, Conversation
 from orthros_train.data.tokenizers import Tokenizer
 from orthros_train.errors import InputError

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orthros_train.config import Config
-from orthros_train.config_sft import SFTSection, SFTSource
+from orthros_train.config.sft import SFTSection, SFTSource
 from orthros_train.data.chat_template import ChatTemplate
 from orthros_train.data.permutation import shuffled
 from orthros_train.data.pretraining import Sample, SplitName, SplitTooSmallError, split_documents, split_shares

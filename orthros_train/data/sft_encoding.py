@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from orthros_train.config_sft import SFTSection, SFTSource
+from orthros_train.config.sft import SFTSection, SFTSource
 from orthros_train.data.chat_template import ChatTemplate, EncodedConversation, ForgedTokenError
 from orthros_train.data.conversations import conversation_of
 from orthros_train.data.index_cache import Arrays, cached_arrays

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orthros_train.config_sft import SFTSource
+from orthros_train.config.sft import SFTSource
 from orthros_train.data.input_files import InputFile, InputStream, decompress_to_temporary, find_inputs
 from orthros_train.data.storage import sha256_file
 from orthros_train.errors import InputError

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from orthros_train.config_parallel import ParallelSection, data_parallel_size
+from orthros_train.config.parallel import ParallelSection, data_parallel_size
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from orthros_train.config_parallel import check_pipeline_size
+from orthros_train.config.parallel import check_pipeline_size
 from orthros_train.model.attention_kernels import choose_kernel
 from orthros_train.model.configuration_orthros import OrthrosConfig
 from orthros_train.model.layer_factory import LayerFactory

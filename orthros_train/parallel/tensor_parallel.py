@@ -20,7 +20,7 @@ from megatron.core import tensor_parallel as mcore
 from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor, nn
 
-from orthros_train.config_parallel import check_tensor_size, padded_vocabulary
+from orthros_train.config.parallel import check_tensor_size, padded_vocabulary
 from orthros_train.model.configuration_orthros import OrthrosConfig
 from orthros_train.model.layer_factory import IGNORE_INDEX, LayerFactory, RMSNorm
 from orthros_train.parallel.device_differences import sequence_parallel_without_cuda

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from orthros_train.config import Config
-from orthros_train.config_adaptation import DistillationSection
+from orthros_train.config.adaptation import DistillationSection
 from orthros_train.errors import InputError, damaged_model_errors
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
 from orthros_train.model.layer_factory import IGNORE_INDEX

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from orthros_train.config_adaptation import AdaptationSection
+from orthros_train.config.adaptation import AdaptationSection
 from orthros_train.training.optimizer import group_of
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from orthros_train.config_adaptation import AdaptationSection
+from orthros_train.config.adaptation import AdaptationSection
 from orthros_train.model import OrthrosConfig
 
 

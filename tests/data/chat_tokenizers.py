@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from orthros_train.config import TokenizerSection
-from orthros_train.config_sft import SFTSection
+from orthros_train.config.sft import SFTSection
 from orthros_train.data.chat_template import ChatTemplate, EncodedConversation
 from orthros_train.data.conversations import Conversation
 from orthros_train.data.tokenizers import load_tokenizer

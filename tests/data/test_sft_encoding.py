@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orthros_train.config_sft import SFTSection, SFTSource
+from orthros_train.config.sft import SFTSection, SFTSource
 from orthros_train.data import sft_encoding
 from orthros_train.data.chat_template import ChatTemplate, EncodedConversation
 from orthros_train.data.sft_encoding import Counts, EncodedSource, fit

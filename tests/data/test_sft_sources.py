@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orthros_train.config_sft import SFTSource
+from orthros_train.config.sft import SFTSource
 from orthros_train.data.sft_sources import open_source
 from orthros_train.errors import InputError
 

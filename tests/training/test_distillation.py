@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from orthros_train.config import Config, orthros_config
-from orthros_train.config_adaptation import DistillationSection
+from orthros_train.config.adaptation import DistillationSection
 from orthros_train.conversion.from_checkpoint import export_hf
 from orthros_train.data import PretrainingData, collate, load_tokenizer
 from orthros_train.errors import InputError

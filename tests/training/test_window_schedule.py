@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orthros_train.config_adaptation import AdaptationSection
+from orthros_train.config.adaptation import AdaptationSection
 from orthros_train.model import OrthrosConfig
 from orthros_train.training.window_schedule import base_window, scheduled_window
 from tests.training.small_runs import losses, metrics, run, small_config, untimed

@@ -11,12 +11,12 @@ import torch
 from rich.console import Console
 
 from orthros_train.config import Config, load_config, orthros_config
-from orthros_train.dry_run import describe_arm, other_arm, print_dry_run
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosForCausalLM
 from orthros_train.model.flops import forward_flops, palm_flops_per_token
+from orthros_train.planning.dry_run import describe_arm, other_arm, print_dry_run
 
-RECIPES = Path(__file__).parent.parent / "configs"
+RECIPES = Path(__file__).parents[2] / "configs"
 PARAMETERS: dict[
     str, tuple[int | None, str | None]
 ] = {  # exact (None: free to change), and what the recipe's head says

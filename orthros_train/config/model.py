@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_serializer, model_validator
 
-from .config_section import Section
+from .section import Section
 
 # rope_scaling.rope_type -> (needed keys, optional keys); the types and keys that the model computes.
 ROPE_SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

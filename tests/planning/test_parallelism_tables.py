@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from orthros_train.communication_estimate import bubble_share, traffic
 from orthros_train.config import gradient_accumulation_steps, load_config, orthros_config
-from orthros_train.memory_estimate import memory_parts
-from orthros_train.stage_plan import plan_stages
+from orthros_train.planning.communication_estimate import bubble_share, traffic
+from orthros_train.planning.memory_estimate import memory_parts
+from orthros_train.planning.stage_plan import plan_stages
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "configs" / "orthros_1.3b.yaml"
 PAGE = ROOT / "docs" / "parallelism.md"
 TP, PP, SP = "parallel.tensor", "parallel.pipeline", "parallel.sequence=true"

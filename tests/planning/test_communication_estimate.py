@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from orthros_train import communication_estimate
-from orthros_train.communication_estimate import boundary_bytes, bubble_share, tensor_bytes, traffic
 from orthros_train.config import Config
 from orthros_train.model import OrthrosForCausalLM
 from orthros_train.parallel.quiet_deepspeed import deepspeed, silenced
-from orthros_train.stage_plan import plan_stages
+from orthros_train.planning import communication_estimate
+from orthros_train.planning.communication_estimate import boundary_bytes, bubble_share, tensor_bytes, traffic
+from orthros_train.planning.stage_plan import plan_stages
 from orthros_train.training.engine import deepspeed_config
+from tests.distributed import run_distributed
 
 from .collectives import RecordedCollectives
-from .distributed import run_distributed
 from .stage_runs import layout_config, running_stage, small_model
 
 

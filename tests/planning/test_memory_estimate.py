@@ -11,9 +11,9 @@ from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass, TrainSche
 from torch import nn
 
 from orthros_train.config import Config
-from orthros_train.memory_estimate import activation_bytes, memory_parts
 from orthros_train.model import OrthrosForCausalLM
-from orthros_train.stage_plan import Stage, plan_stages
+from orthros_train.planning.memory_estimate import activation_bytes, memory_parts
+from orthros_train.planning.stage_plan import Stage, plan_stages
 
 from .stage_runs import layout_config, running_stage, small_model
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from ..config import Config, gradient_accumulation_steps
+from ..errors import InputError
+from ..model import OrthrosConfig
+from ..model.flops import training_flops
 from .communication_estimate import bubble_share, traffic
-from .config import Config, gradient_accumulation_steps
-from .errors import InputError
 from .memory_estimate import Part, memory_parts
-from .model import OrthrosConfig
-from .model.flops import training_flops
 from .stage_plan import Stage, plan_stages
 
 GIB, GB = 2**30, 10**9

@@ -6,7 +6,7 @@ from typing import Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from .config_section import Section
+from .section import Section
 
 
 class _Model(Protocol):

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .config import Config
-from .config_parallel import data_parallel_size
-from .model import OrthrosConfig, OrthrosForCausalLM
-from .model.parameter_count import parameter_count
+from ..config import Config
+from ..config.parallel import data_parallel_size
+from ..model import OrthrosConfig, OrthrosForCausalLM
+from ..model.parameter_count import parameter_count
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ def plan_stages(config: Config, model: OrthrosConfig, world_size: int) -> list[S
 
 def build_stage(config: Config, model: OrthrosConfig, world_size: int, rank: int) -> Stage:
     """Build what `rank` of `world_size` holds and look at it."""
-    from .parallel.fake_rank import fake_rank  # noqa: PLC0415 - imports DeepSpeed
-    from .parallel.quiet_deepspeed import silenced  # noqa: PLC0415
+    from ..parallel.fake_rank import fake_rank  # noqa: PLC0415 - imports DeepSpeed
+    from ..parallel.quiet_deepspeed import silenced  # noqa: PLC0415
 
     with silenced():
-        from .parallel.factory import factory_for  # noqa: PLC0415
-        from .parallel.mesh import mesh_of  # noqa: PLC0415
-        from .parallel.pipeline import PipelinedModel  # noqa: PLC0415
+        from ..parallel.factory import factory_for  # noqa: PLC0415
+        from ..parallel.mesh import mesh_of  # noqa: PLC0415
+        from ..parallel.pipeline import PipelinedModel  # noqa: PLC0415
 
     parallel, length = config.parallel, config.train.sequence_length
     first, stop = 0, model.num_hidden_layers

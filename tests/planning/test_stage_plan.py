@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosForCausalLM
 from orthros_train.parallel.pipeline import pack_layout
-from orthros_train.stage_plan import build_stage, plan_stages
+from orthros_train.planning.stage_plan import build_stage, plan_stages
 
 from .stage_runs import layout_config, running_stage, small_model
 

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
-from .errors import InputError
+from ..errors import InputError
 
 SchemaT = TypeVar("SchemaT", bound=BaseModel)
 Location = tuple[int | str, ...]

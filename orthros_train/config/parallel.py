@@ -11,8 +11,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from .config_section import Section
-from .errors import InputError
+from ..errors import InputError
+from .section import Section
 
 
 class LayoutError(InputError, ValueError):

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from orthros_train.communication_estimate import traffic
 from orthros_train.config import Config, load_config, orthros_config
 from orthros_train.errors import InputError
-from orthros_train.layout_search import RECOMPUTED, Machines, Plan, communication_seconds, search, with_options
-from orthros_train.memory_estimate import Part, memory_parts
 from orthros_train.model import OrthrosConfig
 from orthros_train.model.flops import training_flops
-from orthros_train.stage_plan import plan_stages
+from orthros_train.planning.communication_estimate import traffic
+from orthros_train.planning.layout_search import RECOMPUTED, Machines, Plan, communication_seconds, search, with_options
+from orthros_train.planning.memory_estimate import Part, memory_parts
+from orthros_train.planning.stage_plan import plan_stages
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NODES = Machines(2, 4, 80.0, 8.0, 1e15, 0.4, 450.0, 50.0)
 
 

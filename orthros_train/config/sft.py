@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from .config_section import Section
+from .section import Section
 
 COLUMNS = ("messages", "prompt", "response", "instruction", "input", "output", "system", "tools")
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .config import Config, gradient_accumulation_steps
-from .config_parallel import data_parallel_size, padded_vocabulary
-from .model import OrthrosConfig
+from ..config import Config, gradient_accumulation_steps
+from ..config.parallel import data_parallel_size, padded_vocabulary
+from ..model import OrthrosConfig
 from .stage_plan import Stage
 
 FP32_BYTES = 4

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from orthros_train.config import Config, orthros_config
-from orthros_train.config_parallel import data_parallel_size
+from orthros_train.config.parallel import data_parallel_size
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
 from orthros_train.parallel.factory import factory_for
 from orthros_train.parallel.fake_rank import fake_rank

@@ -4,7 +4,7 @@
   the option, what is wrong and the nearest right name.
 * A check of several options names each of them in full and says what to change; its message is shown as it is.
 * This module imports neither torch nor transformers: `--help` and a typo are answered at once.
-* The sections `model`, `parallel`, `data.sft` and `adaptation` have files of their own, config_*.py.
+* The sections `model`, `parallel`, `data.sft` and `adaptation` have files of their own, beside this one.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from .config_adaptation import AdaptationSection, check_adaptation, check_teacher_layout
-from .config_loading import dump_yaml, load_yaml
-from .config_model import ModelSection, model_values
-from .config_parallel import (
+from ..errors import InputError
+from ..model_folder.json_files import read_json_object
+from .adaptation import AdaptationSection, check_adaptation, check_teacher_layout
+from .loading import dump_yaml, load_yaml
+from .model import ModelSection, model_values
+from .parallel import (
     ParallelSection,
     check_pipeline_size,
     check_sequence_shards,
     check_tensor_size,
     data_parallel_size,
 )
-from .config_section import Section
-from .config_sft import SFTSection
-from .errors import InputError
-from .model_folder.json_files import read_json_object
+from .section import Section
+from .sft import SFTSection
 
 if TYPE_CHECKING:
-    from .model import OrthrosConfig
+    from ..model import OrthrosConfig
 
 
 class TokenizerSection(Section):
@@ -288,7 +288,7 @@ def orthros_config(config: Config, vocab_size: int) -> OrthrosConfig:
 
     Imports transformers. Raises InputError if `model.vocab_size` is too small for the tokenizer's ids.
     """
-    from .model import OrthrosConfig  # noqa: PLC0415  slow to import, and not needed to refuse a bad file
+    from ..model import OrthrosConfig  # noqa: PLC0415  slow to import, and not needed to refuse a bad file
 
     section = config.model
     if section.vocab_size is not None and section.vocab_size < vocab_size:

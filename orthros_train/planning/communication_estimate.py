@@ -10,10 +10,10 @@ Symbols: T base tokens, M output tokens, D width.
 
 from __future__ import annotations
 
-from .config import Config, gradient_accumulation_steps
-from .config_parallel import data_parallel_size, padded_vocabulary
+from ..config import Config, gradient_accumulation_steps
+from ..config.parallel import data_parallel_size, padded_vocabulary
+from ..model import OrthrosConfig
 from .memory_estimate import BYTES, FP32_BYTES, Part, residual_elements
-from .model import OrthrosConfig
 from .stage_plan import Stage
 
 LIVE_PARAMETERS = 10**9  # DeepSpeed's stage3_max_live_parameters: up to here ZeRO-3 gathers once a micro-batch

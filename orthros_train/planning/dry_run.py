@@ -14,13 +14,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from ..config import Config, config_to_yaml, gradient_accumulation_steps, orthros_config
+from ..data.tokenizers import load_tokenizer
+from ..model import OrthrosConfig
+from ..model.flops import forward_flops, palm_flops_per_token, training_flops
+from ..model.parameter_count import parameter_count
 from .communication_estimate import bubble_share, traffic
-from .config import Config, config_to_yaml, gradient_accumulation_steps, orthros_config
-from .data.tokenizers import load_tokenizer
 from .memory_estimate import Part, memory_parts, residual_shape
-from .model import OrthrosConfig
-from .model.flops import forward_flops, palm_flops_per_token, training_flops
-from .model.parameter_count import parameter_count
 from .stage_plan import Stage, plan_stages
 
 PIPED_WIDTH = 120  # columns of the tables where there is no terminal
