@@ -33,7 +33,8 @@ def test_rows_are_pairs_then_queries_with_their_answers() -> None:
         assert all(1 <= key <= 32 and 33 <= value <= 40 for key, (value, _) in pairs.items())
         assert queries.tolist() == sorted(set(queries.tolist()))
         asked = [int(ids[position]) for position in queries.tolist()]
-        assert sorted(asked) == sorted(pairs)
+        assert len(asked) == 24
+        assert set(asked) <= set(pairs)
         assert answers.tolist() == [pairs[key][0] for key in asked]
         assert distances.tolist() == [int(p) - pairs[key][1] for p, key in zip(queries, asked, strict=True)]
         filler = set(range(16, 64)) - set(queries.tolist())
