@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,6 @@ def harness_flops(config: Any, requests: Sequence[Request]) -> int:
 def measure(options: Any) -> dict[str, Any]:
     """Time every arm on both sets; JSON-ready."""
     import torch  # noqa: PLC0415
-    from lm_eval.api.instance import Instance  # noqa: PLC0415
     from lm_eval.models.huggingface import HFLM  # noqa: PLC0415
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
@@ -110,33 +109,7 @@ def measure(options: Any) -> dict[str, Any]:
     }
     records = []
     for name, (texts, documents) in sets.items():
-        instances = [Instance("loglikelihood", {}, pair, i, metadata=(name, i, 1)) for i, pair in enumerate(texts)]
-        pairs = [models["transformer"]._encode_pair(*pair) for pair in texts]
-        calls: dict[str, Callable[[], Any]] = {
-            arm: partial(lm.loglikelihood, instances, disable_tqdm=True) for arm, lm in models.items()
-        }
-        answers, seconds = _best_times(calls, options.repeats)
-        full = harness_flops(models["transformer"].model.config, pairs)
-        for arm in ARMS:
-            flops = full if arm == "hf" else plan_flops(models[arm].model.config, pairs, share=True)
-            worst = max(abs(a[0] - b[0]) for a, b in zip(answers[arm], answers["transformer"], strict=True))
-            speedup = seconds["hf"] / seconds[arm]
-            records.append(
-                {
-                    "set": name,
-                    "arm": arm,
-                    "documents": documents,
-                    "requests": len(texts),
-                    "mean_tokens": sum(len(c) + len(k) for c, k in pairs) / len(pairs),
-                    "seconds": seconds[arm],
-                    "documents_per_second": documents / seconds[arm],
-                    "flops": flops,
-                    "speedup": speedup,
-                    "flop_ratio": full / flops,
-                    "share_of_flop_ratio": speedup / (full / flops),
-                    "largest_difference_to_transformer": worst,
-                }
-            )
+        records += time_set(name, texts, documents, models, options.repeats)
     return {
         "records": records,
         "batch_size": options.batch_size,
@@ -148,7 +121,43 @@ def measure(options: Any) -> dict[str, Any]:
     }
 
 
-def _best_times(calls: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, Any], dict[str, float]]:
+def time_set(
+    name: str, texts: Sequence[tuple[str, str]], documents: int, models: dict[str, Any], repeats: int
+) -> list[dict[str, Any]]:
+    """One record an arm: time, FLOPs, both relative to `hf`, and how far the answers are from the transformer arm's."""
+    from lm_eval.api.instance import Instance  # noqa: PLC0415
+
+    instances = [Instance("loglikelihood", {}, pair, i, metadata=(name, i, 1)) for i, pair in enumerate(texts)]
+    pairs = [models["transformer"]._encode_pair(*pair) for pair in texts]
+    calls = {arm: partial(lm.loglikelihood, instances, disable_tqdm=True) for arm, lm in models.items()}
+    answers, seconds = _best_times(calls, repeats)
+    full = harness_flops(models["transformer"].model.config, pairs)
+    records = []
+    for arm in ARMS:
+        flops = full if arm == "hf" else plan_flops(models[arm].model.config, pairs, share=True)
+        speedup = seconds["hf"] / seconds[arm]
+        records.append(
+            {
+                "set": name,
+                "arm": arm,
+                "documents": documents,
+                "requests": len(texts),
+                "mean_tokens": sum(len(c) + len(k) for c, k in pairs) / len(pairs),
+                "seconds": seconds[arm],
+                "documents_per_second": documents / seconds[arm],
+                "flops": flops,
+                "speedup": speedup,
+                "flop_ratio": full / flops,
+                "share_of_flop_ratio": speedup / (full / flops),
+                "largest_difference_to_transformer": max(
+                    abs(a[0] - b[0]) for a, b in zip(answers[arm], answers["transformer"], strict=True)
+                ),
+            }
+        )
+    return records
+
+
+def _best_times(calls: Mapping[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, Any], dict[str, float]]:
     """Answers and the least time of each call, in turn: a busy machine only ever adds time."""
     answers: dict[str, Any] = {}
     seconds: dict[str, float] = {}

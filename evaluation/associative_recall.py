@@ -59,15 +59,15 @@ class RecallSetting:
     """
 
     pairs: int = 8
-    queries: int = 24
+    queries: int = 40
     values: int = 8
-    keys: int = 32
+    keys: int = 16
     length: int = 64
     base_window: int = 8
     layers: int = 2
     width: int = 128
     heads: int = 1
-    steps: int = 600
+    steps: int = 400
     batch_size: int = 64
     learning_rate: float = 3e-3
     solved_loss: float = 0.01
