@@ -28,7 +28,6 @@ EXAMPLES = """\
   python benchmarks/scoring_speed.py --output outputs/benchmarks/scoring_speed.json
   python benchmarks/scoring_speed.py --output speed.json --documents 20 --texts 2 --text-tokens 4096 --threads 2"""
 ARMS = ("hf", "transformer", "orthros")
-QUESTIONS_A_TEXT = 2
 
 
 def hellaswag_requests(tokenizer: Any, cache: Path, documents: int) -> list[tuple[str, str]]:
@@ -41,8 +40,8 @@ def hellaswag_requests(tokenizer: Any, cache: Path, documents: int) -> list[tupl
     return [(row["query"], " " + ending) for row in task.eval_docs for ending in row["choices"]]
 
 
-def long_requests(tokenizer: Any, texts: int, tokens: int) -> list[tuple[str, str]]:
-    """(text and question, code) with four choices, QUESTIONS_A_TEXT questions about each text."""
+def long_requests(tokenizer: Any, texts: int, tokens: int, questions: int) -> list[tuple[str, str]]:
+    """(text and question, code) with four choices, `questions` questions about each text."""
     from evaluation.suites.needles import TASKS, needle_document  # noqa: PLC0415
 
     found = []
@@ -51,7 +50,7 @@ def long_requests(tokenizer: Any, texts: int, tokens: int) -> list[tuple[str, st
         document = needle_document(TASKS["multiquery"], tokens, tokenizer, rng)
         text = document["input"].split("\nQuestion:")[0]
         keys = [sentence.split(" is ")[0].split(" of ")[1] for sentence in text.split(".") if "The code of" in sentence]
-        for key in keys[:QUESTIONS_A_TEXT]:
+        for key in keys[:questions]:
             question = f"{text}\nQuestion: What is the code of {key}?\nAnswer: The code of {key} is"
             found += [(question, f" {value}") for value in document["outputs"]]
     return found
@@ -103,17 +102,19 @@ def measure(options: Any) -> dict[str, Any]:
     sets = {
         "hellaswag": (hellaswag_requests(tokenizer, options.cache, options.documents), options.documents),
         "long": (
-            long_requests(tokenizer, options.texts, options.text_tokens),
-            options.texts * QUESTIONS_A_TEXT,
+            long_requests(tokenizer, options.texts, options.text_tokens, options.questions),
+            options.texts * options.questions,
         ),
     }
     records = []
     for name, (texts, documents) in sets.items():
+        models["hf"].batch_size_per_gpu = options.hf_batch_size if name == "hellaswag" else options.hf_long_batch_size
         records += time_set(name, texts, documents, models, options.repeats)
     return {
         "records": records,
         "batch_size": options.batch_size,
         "hf_batch_size": options.hf_batch_size,
+        "hf_long_batch_size": options.hf_long_batch_size,
         "base_window": options.base_window,
         "threads": options.threads,
         "device": options.device,
@@ -192,9 +193,16 @@ def build_parser() -> CommandParser:
     parser.add_argument("--documents", type=positive_int, default=16, help="HellaSwag questions; default: 16")
     parser.add_argument("--texts", type=positive_int, default=1, help="long texts; default: 1")
     parser.add_argument("--text-tokens", type=positive_int, default=4096, help="of a long text; default: 4096")
+    parser.add_argument("--questions", type=positive_int, default=2, help="about each long text; default: 2")
     parser.add_argument("--base-window", type=positive_int, default=512, help="w of the Orthros arm; default: 512")
     parser.add_argument("--batch-size", default="auto", help="of our adapter; default: auto")
-    parser.add_argument("--hf-batch-size", type=positive_int, default=8, help="of hf; default: 8")
+    parser.add_argument("--hf-batch-size", type=positive_int, default=8, help="of hf on HellaSwag; default: 8")
+    parser.add_argument(
+        "--hf-long-batch-size",
+        type=positive_int,
+        default=1,
+        help="of hf on long texts, whose logits are large; default: 1",
+    )
     parser.add_argument("--repeats", type=positive_int, default=2, help="runs, of which the best counts; default: 2")
     parser.add_argument("--threads", type=positive_int, default=1, help="CPU threads; default: 1")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")

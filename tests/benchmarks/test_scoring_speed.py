@@ -37,7 +37,7 @@ def test_flops_without_sharing_are_whole_rows() -> None:
 
 def test_long_questions_share_their_text(tmp_path: Path) -> None:
     ByteTokenizer().save_pretrained(tmp_path)
-    found = long_requests(AutoTokenizer.from_pretrained(tmp_path), 2, 1200)
+    found = long_requests(AutoTokenizer.from_pretrained(tmp_path), 2, 1200, 2)
     assert len(found) == 2 * 2 * 4
     texts = {context.split("\nQuestion:")[0] for context, _ in found}
     assert len(texts) == 2
