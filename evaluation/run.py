@@ -212,6 +212,7 @@ def _evaluate(options: argparse.Namespace, suites: Sequence[Suite], source: Data
         samples=options.samples,
         skip_unavailable=options.skip_unavailable,
     )
+    lm.leave_ranks()
     if results is not None:
         write_output(options.output / "results.json", json.dumps(results, indent=1, default=str) + "\n")
         text = write_suite_report(results, options.output)
