@@ -7,8 +7,8 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 RUNTIME := $(VENV)/.runtime-installed
 DEVELOPMENT := $(VENV)/.development-installed
-SOURCES := orthros_train evaluation tools benchmarks tests
-TYPED := orthros_train evaluation tools benchmarks
+SOURCES := orthros_train evaluation launchers tools benchmarks tests
+TYPED := orthros_train evaluation launchers tools benchmarks
 
 # Ranks, test workers and data workers share the cores: one thread each unless the caller says otherwise.
 export OMP_NUM_THREADS ?= 1
@@ -17,7 +17,7 @@ DEMO ?=
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint evidence bench clean
+.PHONY: help demo test lint evidence bench cluster-packages clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo 'make lint      ruff and mypy alone'
 	@echo 'make bench     the benchmarks; results under outputs/benchmarks'
 	@echo 'make evidence  long tests and benchmarks; results with command and commit under docs/evidence'
+	@echo 'make cluster-packages  as root on Debian: SLURM for the tests that start a cluster on this machine'
 	@echo 'make clean     remove caches and outputs/demo (other outputs are left alone)'
 
 demo: $(RUNTIME)
@@ -41,11 +42,23 @@ lint: $(DEVELOPMENT)
 
 bench: $(RUNTIME)
 	$(RUN) benchmarks/base_stream_memory.py --output outputs/benchmarks/base_stream_memory.json
+	$(RUN) benchmarks/sft_step.py --output outputs/benchmarks/sft_step.json
 
 evidence: $(DEVELOPMENT)
 	$(RUN) benchmarks/record_evidence.py tests -- $(RUN) -m pytest -m evidence -v $(PYTEST)
 	$(RUN) benchmarks/record_evidence.py base_stream_memory -- \
 	  $(RUN) benchmarks/base_stream_memory.py --output docs/evidence/base_stream_memory.json
+
+# What the tests in tests/launchers need to start a SLURM cluster on this machine. Without it they are skipped.
+CLUSTER_PROGRAMS := slurmctld slurmd sbatch munged ip
+CLUSTER_PACKAGES := slurmctld slurmd slurm-client munge libpmix2 iproute2
+
+cluster-packages:
+	@if command -v $(CLUSTER_PROGRAMS) > /dev/null && [ $$(command -v $(CLUSTER_PROGRAMS) | wc -l) = $(words $(CLUSTER_PROGRAMS)) ]; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(CLUSTER_PACKAGES) > /dev/null \
+	    || echo 'SLURM could not be installed: the tests that start a cluster are skipped'; \
+	else echo 'SLURM is not installed and this is not root on Debian: the tests that start a cluster are skipped'; fi
 
 clean:
 	rm -rf outputs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -45,6 +44,7 @@ def measure(length: int, options: argparse.Namespace) -> dict[str, Any]:
 
     from orthros_train.model.attention_kernels import attend  # noqa: PLC0415
     from orthros_train.model.visibility import Visibility  # noqa: PLC0415
+    from orthros_train.training.metrics import peak_resident_bytes  # noqa: PLC0415
 
     class LargestTensor(TorchDispatchMode):
         """Notes the largest result of any operation, backward included."""
@@ -84,7 +84,7 @@ def measure(length: int, options: argparse.Namespace) -> dict[str, Any]:
     else:
         before = psutil.Process().memory_info().rss
     run(parts)
-    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else _highest_resident_bytes()
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else peak_resident_bytes()
     seconds = []
     for _ in range(options.repeats):
         start = time.perf_counter()
@@ -101,11 +101,6 @@ def measure(length: int, options: argparse.Namespace) -> dict[str, Any]:
         "input_elements": parts[0].numel(),
         "square_elements": length * length,
     }
-
-
-def _highest_resident_bytes() -> int:
-    highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return highest if sys.platform == "darwin" else highest * 1024
 
 
 def judge(records: Sequence[Mapping[str, Any]], tolerance: float) -> list[str]:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+DECODE_STEPS = 32  # timed after each context length, one warm-up step before them
+
 if TYPE_CHECKING:
     import torch
 
@@ -18,7 +20,8 @@ def measure_prefill(
 ) -> list[dict[str, Any]]:
     """Seconds of one prompt's prefill (batch 1, random ids, logits of the last token) at each length.
 
-    Returns one record a length and model: median and all times, in the present number of threads, and the exact FLOPs.
+    Returns one record a length and model: the median and all times, taken with the present number of threads, and the
+    exact FLOPs.
     """
     from orthros_train.model.flops import prefill_flops  # noqa: PLC0415
 
@@ -27,20 +30,13 @@ def measure_prefill(
         ids = _random_ids(next(iter(models.values())), length, seed)
         calls = {name: _prefill_call(model, ids) for name, model in models.items()}
         for name, seconds in _interleaved(calls, repeats).items():
-            records.append(
-                {
-                    "arm": name,
-                    "length": length,
-                    "seconds": statistics.median(seconds),
-                    "all_seconds": seconds,
-                    "flops": prefill_flops(models[name].config, length).total,
-                }
-            )
+            flops = prefill_flops(models[name].config, length).total
+            records.append({"arm": name, "length": length, **_times(seconds), "flops": flops})
     return records
 
 
 def measure_decode(
-    models: Mapping[str, OrthrosForCausalLM], contexts: Sequence[int], steps: int = 32, seed: int = 0
+    models: Mapping[str, OrthrosForCausalLM], contexts: Sequence[int], steps: int = DECODE_STEPS, seed: int = 0
 ) -> list[dict[str, Any]]:
     """Seconds of one decoding step (batch 1) after each context length: the median of `steps` steps, arms in turn."""
     from orthros_train.model.flops import decode_flops  # noqa: PLC0415
@@ -50,14 +46,8 @@ def measure_decode(
         ids = _random_ids(next(iter(models.values())), context, seed)
         calls = {name: _decode_call(model, ids) for name, model in models.items()}
         for name, seconds in _interleaved(calls, steps).items():
-            records.append(
-                {
-                    "arm": name,
-                    "context": context,
-                    "seconds": statistics.median(seconds),
-                    "flops": decode_flops(models[name].config, context).total,
-                }
-            )
+            flops = decode_flops(models[name].config, context).total
+            records.append({"arm": name, "context": context, **_times(seconds), "flops": flops})
     return records
 
 
@@ -75,9 +65,13 @@ def measure_training(
     records = []
     for name, seconds in _interleaved(calls, repeats).items():
         flops = rows * training_flops(models[name].config, [length]).total
-        records.append({"arm": name, "seconds": statistics.median(seconds), "flops": flops})
+        records.append({"arm": name, **_times(seconds), "flops": flops})
         models[name].zero_grad(set_to_none=True)
     return records
+
+
+def _times(seconds: list[float]) -> dict[str, Any]:
+    return {"seconds": statistics.median(seconds), "all_seconds": seconds}
 
 
 def _random_ids(model: OrthrosForCausalLM, length: int, seed: int) -> torch.Tensor:

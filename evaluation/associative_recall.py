@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from evaluation.files import prepare_output, write_output
 from evaluation.html_page import table, write_report
 from evaluation.machine import describe_machine
-from evaluation.model_folder import require_device
+from evaluation.model_folder import torch_device
 from evaluation.plots import COLORS, INK, STYLE
 from orthros_train.data.progress import Progress
 
@@ -223,7 +223,7 @@ def score_arm(model: OrthrosForCausalLM, setting: RecallSetting) -> dict[str, An
 
 def run_recall(setting: RecallSetting, arms: Sequence[str] = ARMS, device: str = "cpu") -> dict[str, Any]:
     """Train and score every arm with every seed; JSON-ready."""
-    require_device(device)
+    torch_device(device)
     start, cpu = time.perf_counter(), time.process_time()
     runs: dict[str, dict[str, Any]] = {arm: {} for arm in arms}
     total = len(arms) * len(setting.seeds) * setting.steps

@@ -24,6 +24,14 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+def load_average() -> float | None:
+    """Processes that ran or waited to run in the last minute, ours included; None where the system does not say."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (AttributeError, OSError):
+        return None
+
+
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():

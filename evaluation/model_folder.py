@@ -5,11 +5,12 @@ transformers and torch are imported inside the functions, so that a command's `-
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orthros_train.errors import InputError, damaged_model_errors
+from orthros_train.model_folder.json_files import read_json_object
+from orthros_train.model_folder.weights import load_weights
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,30 @@ def torch_dtype(name: str) -> torch.dtype:
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[name]
 
 
+def torch_device(name: str) -> torch.device:
+    """The device of that name; raises InputError unless it is the CPU or a CUDA device that is there."""
+    import torch  # noqa: PLC0415
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise InputError(f"device {name!r} is not known; give cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device {name} was asked for, but torch sees no CUDA device; use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device {name} was asked for, but the CUDA devices are 0 to {torch.cuda.device_count() - 1}")
+    return device
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether torch says that a device's memory does not suffice."""
+    import torch  # noqa: PLC0415
+
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """config.json of `folder`, checked to be an Orthros model's.
 
@@ -38,26 +63,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         hint = "export the checkpoint first: python tools/export_hf.py --checkpoint DIR --output DIR"
         raise InputError(f"{folder} holds no config.json, so it is not a model folder; {hint}")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {error}") from error
-    kind = content.get("model_type") if isinstance(content, dict) else None
+    content = read_json_object(path)
+    kind = content.get("model_type")
     if kind != "orthros":
         raise InputError(f"{path} says model_type {kind!r}; only folders of model_type 'orthros' can be read")
     return content
-
-
-def require_device(device: str) -> None:
-    """Raise InputError for a device that torch does not know or see."""
-    import torch  # noqa: PLC0415
-
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise InputError(f"device {device!r} is none that torch knows; use cpu or cuda") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device {device} was asked for, but torch sees no CUDA device; use --device cpu")
 
 
 def load_model(
@@ -70,26 +80,22 @@ def load_model(
     """
     folder = Path(folder)
     read_config(folder)
-    import torch  # noqa: PLC0415
-    from transformers.utils import logging  # noqa: PLC0415
 
-    from orthros_train.model import OrthrosConfig, OrthrosForCausalLM  # noqa: PLC0415
+    from orthros_train.model import OrthrosConfig  # noqa: PLC0415
 
-    require_device(device)
-    logging.disable_progress_bar()
+    place = torch_device(device)
     wanted: torch.dtype | str = "auto" if dtype == "auto" else torch_dtype(dtype)
     try:
         config = OrthrosConfig.from_pretrained(folder, **(overrides or {}))
-        loaded: Any = OrthrosForCausalLM.from_pretrained(folder, config=config, dtype=wanted, output_loading_info=True)
-        model: OrthrosForCausalLM = loaded[0].to(torch.device(device))
+        model, problems = load_weights(folder, config, wanted)
+        model.to(place)  # type: ignore[arg-type]
     except damaged_model_errors() as error:
+        if is_out_of_memory(error):
+            raise InputError(f"{device} has too little memory for the model in {folder}") from error
         raise InputError(f"cannot load the model in {folder}: {error}") from error
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        names = sorted(str(name) for name in loaded[1].get(problem) or ())
-        if names:
-            raise InputError(
-                f"the weights in {folder} do not fit its config.json: {problem} {names[0]} of {len(names)}"
-            )
+    for name, problem in problems.items():
+        more = f" ({len(problems)} tensors in all do not fit)" if len(problems) > 1 else ""
+        raise InputError(f"the weights in {folder} do not fit its config.json: {name} {problem}{more}")
     return model.eval()
 
 

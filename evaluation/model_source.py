@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.model_folder import load_folder_tokenizer, load_model, require_device, torch_dtype
+from evaluation.model_folder import load_folder_tokenizer, load_model, torch_device, torch_dtype
 from orthros_train.errors import InputError, damaged_model_errors
+from orthros_train.model_folder.weights import MISSING, load_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -107,13 +107,10 @@ def _load_llama(
     folder: Path, dtype: str, device: str, base_window: int | None, base_sinks: int | None
 ) -> OrthrosForCausalLM:
     """The weights of a Llama-family folder in our own classes, without writing a folder."""
-    require_device(device)
-    from transformers.utils import logging  # noqa: PLC0415  slow imports
-
+    torch_device(device)
     from orthros_train.conversion.from_llama import OrthrosForm  # noqa: PLC0415
-    from orthros_train.conversion.model_parameters import build_config, is_affine  # noqa: PLC0415
     from orthros_train.conversion.source_config import read_source_config  # noqa: PLC0415
-    from orthros_train.model import OrthrosForCausalLM  # noqa: PLC0415
+    from orthros_train.model_folder.model_parameters import build_config, is_affine  # noqa: PLC0415
 
     described = read_source_config(folder)
     if base_window is not None and described.active_window is not None:
@@ -127,21 +124,11 @@ def _load_llama(
     form = OrthrosForm(base_window=window, base_sinks=sinks, architecture=architecture)
     config = build_config({**described.orthros_values(), **form.values()}, f"{folder}/config.json")
     wanted: Any = "auto" if dtype == "auto" else torch_dtype(dtype)
-    logging.disable_progress_bar()
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it would list the query affines, which no Llama has
     try:
-        loaded: Any = OrthrosForCausalLM.from_pretrained(folder, config=config, dtype=wanted, output_loading_info=True)
-        model: OrthrosForCausalLM = loaded[0].to(device)
+        model, problems = load_weights(folder, config, wanted)
     except damaged_model_errors() as error:
         raise InputError(f"cannot load the model in {folder}: {error}") from error
-    finally:
-        logging.set_verbosity(verbosity)
-    _refuse(folder, "missing", [name for name in loaded[1]["missing_keys"] if not is_affine(name)])
-    _refuse(folder, "unexpected", [*loaded[1]["unexpected_keys"], *map(str, loaded[1]["mismatched_keys"])])
-    return model.eval()
-
-
-def _refuse(folder: Path, problem: str, names: Sequence[str]) -> None:
-    if names:
-        raise InputError(f"the weights in {folder} do not fit its config.json: {problem} {names[0]} of {len(names)}")
+    for name, problem in problems.items():
+        if problem != MISSING or not is_affine(name):  # no Llama has query affines
+            raise InputError(f"the weights in {folder} do not fit its config.json: {name} {problem}")
+    return model.to(device).eval()  # type: ignore[arg-type]

@@ -101,7 +101,7 @@ def loss_curves(runs: Mapping[str, Mapping[str, Any]]) -> Figure:
 
 
 def validation_nll(nll: Mapping[str, Sequence[float]]) -> Figure:
-    """Validation NLL of every seed (dots) and its mean (bar), one row an arm; shorter is better."""
+    """Validation NLL of every seed (dots), its mean (bar) and standard deviation, one row an arm; shorter is better."""
     with mpl.rc_context(STYLE):
         figure, (axes,) = _figure(1, height=0.6 * len(nll) + 1.2)
         figure.set_size_inches(9.2, 0.6 * len(nll) + 1.0)
@@ -109,14 +109,19 @@ def validation_nll(nll: Mapping[str, Sequence[float]]) -> Figure:
         for row, (arm, values) in enumerate(nll.items()):
             axes.barh(row, means[arm], color=COLORS[arm], alpha=0.85, height=0.55)
             axes.plot(values, [row] * len(values), "o", color=INK, markersize=3.5)
-            axes.annotate(f"{means[arm]:.4f}", (max(values), row), (6, 0), textcoords="offset points", va="center")
+            spread = f" ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else ""
+            axes.annotate(
+                f"{means[arm]:.4f}{spread}", (max(values), row), (6, 0), textcoords="offset points", va="center"
+            )
         every = [value for values in nll.values() for value in values]
         room = max(0.02, max(every) - min(every))
         axes.set_xlim(min(every) - 2 * room, max(every) + 1.2 * room)
         axes.set_yticks(range(len(nll)), [LABELS[arm] for arm in nll])
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("validation NLL (nats per byte; the axis does not start at zero)")
+        seeds = len(next(iter(nll.values())))
+        certainty = "one seed, no spread known" if seeds == 1 else f"mean ± standard deviation over {seeds} seeds"
+        axes.set_xlabel(f"validation NLL (nats per byte; {certainty}; the axis does not start at zero)")
         return figure
 
 

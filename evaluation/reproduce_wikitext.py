@@ -24,7 +24,7 @@ from evaluation.command_line import whole_numbers
 from evaluation.files import prepare_output, write_output
 from evaluation.html_page import table, write_report
 from evaluation.machine import describe_machine
-from evaluation.model_folder import require_device
+from evaluation.model_folder import torch_device
 from evaluation.wikitext_data import read_prepared
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.data.progress import Progress
@@ -208,7 +208,7 @@ def reproduce(
     import torch  # noqa: PLC0415
 
     protocol.check()
-    require_device(device)
+    torch_device(device)
     for name, text, wanted in (
         ("training", train_text, protocol.train_bytes),
         ("test", test_text, protocol.test_bytes),

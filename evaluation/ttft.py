@@ -28,7 +28,7 @@ from evaluation.command_line import whole_numbers
 from evaluation.files import prepare_output, write_output
 from evaluation.html_page import table, write_report
 from evaluation.machine import describe_machine
-from evaluation.model_folder import DTYPES, require_device, torch_dtype
+from evaluation.model_folder import DTYPES, torch_device, torch_dtype
 from evaluation.paper import DECODE, TTFT
 from evaluation.plots import COLORS, LABELS, STYLE
 from orthros_train.command_line import CommandParser, positive_int, run_command
@@ -83,9 +83,9 @@ def _named_config(options: argparse.Namespace) -> OrthrosConfig:
         vocabulary = config.model.vocab_size or load_tokenizer(config.tokenizer).vocab_size
         return orthros_config(config, vocabulary)
     from evaluation.model_folder import read_config  # noqa: PLC0415
-    from orthros_train.conversion.model_parameters import build_config  # noqa: PLC0415
     from orthros_train.conversion.source_config import read_source_config  # noqa: PLC0415
     from orthros_train.model import OrthrosConfig  # noqa: PLC0415
+    from orthros_train.model_folder.model_parameters import build_config  # noqa: PLC0415
 
     folder = Path(options.model)
     path = folder / "config.json"
@@ -287,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(command)
     if min(options.prompt_lengths) < 1:
         raise InputError(f"--prompt-lengths must be at least 1, got {min(options.prompt_lengths)}")
-    require_device(options.device)
+    torch_device(options.device)
     if options.peak_of:
         print(json.dumps({"peak_memory_gib": peak_memory(options)}))
         return 0

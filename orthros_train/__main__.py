@@ -6,22 +6,26 @@ Nothing heavy is imported until the configuration has been checked, so `--help` 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 from .command_line import CommandParser, run_command
 from .config import Config, load_config
 from .errors import InputError
+from .launch_environment import claimed_local_rank, claimed_rank, environment_number
 
 EXAMPLES = """\
   python -m orthros_train configs/demo.yaml
   python -m orthros_train configs/orthros_130m.yaml --dry-run --world-size 8
+  python -m orthros_train configs/orthros_1.3b.yaml --dry-run --world-size 512 parallel.tensor=8 parallel.pipeline=4 \\
+      parallel.zero_stage=1
   python -m orthros_train configs/orthros_130m.yaml train.steps=2000 optimizer.learning_rate=1e-3
   torchrun --nproc-per-node 2 -m orthros_train configs/demo.yaml output_dir=outputs/two_ranks
+  mpirun -n 2 python -m orthros_train configs/demo.yaml output_dir=outputs/two_ranks
 
-The same command runs under torchrun and deepspeed, or with RANK, WORLD_SIZE and LOCAL_RANK set. Started again with
-the same output_dir, a run resumes from its newest valid checkpoint.
+The same command runs under torchrun, deepspeed, mpirun and srun (one task a rank), or with RANK, WORLD_SIZE,
+LOCAL_RANK, MASTER_ADDR and MASTER_PORT set; launchers/submit.py makes a SLURM job of it. Started again with the same
+output_dir, a run resumes from its newest valid checkpoint.
 
 exit codes:
   0   done
@@ -48,14 +52,15 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the resolved configuration, parameters, tokens a step, FLOPs a token and memory a rank; "
-        "start nothing, write nothing",
+        help="print the resolved configuration, parameters, tokens a step, FLOPs a token, and memory and "
+        "communication of a rank of each pipeline stage; start nothing, write nothing",
     )
     parser.add_argument(
         "--world-size",
         type=int,
         metavar="N",
-        help="number of ranks that a dry run plans for (default: WORLD_SIZE of the environment, or 1)",
+        help="number of ranks that a dry run plans for (default: WORLD_SIZE of the environment, or parallel.tensor x "
+        "parallel.pipeline, the fewest that hold the model)",
     )
     # The deepspeed launcher adds this to every command; LOCAL_RANK of the environment says the same.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
@@ -80,27 +85,12 @@ def _dry_run(config: Config, world_size: int | None) -> int:
     from .dry_run import print_dry_run  # noqa: PLC0415  imports torch and rich
 
     if world_size is None:
-        world_size = _environment_int("WORLD_SIZE", 1)
+        world_size = environment_number("WORLD_SIZE", config.parallel.tensor * config.parallel.pipeline)
     if world_size < 1:
         raise InputError(f"--world-size is {world_size}: it must be at least 1")
-    if _rank() == 0:
+    if claimed_rank() == 0:
         print_dry_run(config, world_size)
     return 0
-
-
-def _rank() -> int:
-    """This process's rank as its launcher (torchrun and deepspeed, srun, OpenMPI, MPICH) says, 0 without one."""
-    for variable in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
-        if variable in os.environ:
-            return _environment_int(variable, 0)
-    return 0
-
-
-def _environment_int(variable: str, default: int) -> int:
-    text = os.environ.get(variable, str(default))
-    if not text.isdecimal():
-        raise InputError(f"the environment variable {variable} is '{text}': it must be a whole number")
-    return int(text)
 
 
 def run() -> int:
@@ -108,11 +98,11 @@ def run() -> int:
     try:
         return main()
     except InputError as error:
-        if _rank() == 0:
+        if claimed_rank() == 0:
             raise
         if _seen_by_all(error):
             return 2
-        raise InputError(f"rank {_rank()}: {error}") from error
+        raise InputError(f"rank {claimed_rank()}: {error}") from error
 
 
 def _seen_by_all(error: InputError) -> bool:
@@ -121,7 +111,7 @@ def _seen_by_all(error: InputError) -> bool:
     if distributed is not None:  # training has begun; ranks that have joined agree on bad input, see training/ranks.py
         return bool(distributed.is_initialized())
     on_this_disk_only = isinstance(error.__cause__, OSError)
-    return not on_this_disk_only or os.environ.get("LOCAL_RANK", "0") != "0"
+    return not on_this_disk_only or claimed_local_rank() != 0
 
 
 if __name__ == "__main__":

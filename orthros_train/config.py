@@ -4,7 +4,7 @@
   the option, what is wrong and the nearest right name.
 * A check of several options names each of them in full and says what to change; its message is shown as it is.
 * This module imports neither torch nor transformers: `--help` and a typo are answered at once.
-* `ModelSection` uses OrthrosConfig's own names, so a recipe reads like a config.json.
+* The sections `model`, `parallel`, `data.sft` and `adaptation` have files of their own, config_*.py.
 """
 
 from __future__ import annotations
@@ -12,165 +12,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_serializer, model_validator
-from pydantic_core import PydanticKnownError
+from pydantic import Field, field_validator, model_validator
 
+from .config_adaptation import AdaptationSection, check_adaptation, check_teacher_layout
 from .config_loading import dump_yaml, load_yaml
+from .config_model import ModelSection
+from .config_parallel import (
+    ParallelSection,
+    check_pipeline_size,
+    check_sequence_shards,
+    check_tensor_size,
+    data_parallel_size,
+)
+from .config_section import Section
+from .config_sft import SFTSection
 from .errors import InputError
 
 if TYPE_CHECKING:
     from .model import OrthrosConfig
-
-# rope_scaling.rope_type -> (needed keys, optional keys); the types and keys that the model computes.
-ROPE_SCALING_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "default": ((), ()),
-    "linear": (("factor",), ()),
-    "dynamic": (("factor",), ()),
-    "yarn": (
-        ("factor", "original_max_position_embeddings"),
-        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
-    ),
-    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"), ()),
-}
-
-
-LARGEST_INTEGER = 2**53  # exact in every format that a run writes
-
-
-class Section(BaseModel):
-    """Base of every section: unknown keys, silent type coercions, infinities, NaN and absurd integers are errors."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, validate_assignment=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="after")
-    @classmethod
-    def _check_size(cls, value: object) -> object:
-        if isinstance(value, int) and value > LARGEST_INTEGER:
-            raise PydanticKnownError("less_than_equal", {"le": LARGEST_INTEGER})
-        if isinstance(value, int) and value < -LARGEST_INTEGER:
-            raise PydanticKnownError("greater_than_equal", {"ge": -LARGEST_INTEGER})
-        return value
-
-
-class RopeScalingSection(Section):
-    """How RoPE reaches beyond the positions it was trained on, in transformers' names."""
-
-    rope_type: Literal["default", "linear", "dynamic", "yarn", "llama3"]
-    factor: float | None = Field(default=None, ge=1)
-    original_max_position_embeddings: int | None = Field(default=None, ge=1)
-    low_freq_factor: float | None = Field(default=None, gt=0)
-    high_freq_factor: float | None = Field(default=None, gt=0)
-    attention_factor: float | None = Field(default=None, gt=0)
-    beta_fast: float | None = Field(default=None, gt=0)
-    beta_slow: float | None = Field(default=None, gt=0)
-    mscale: float | None = Field(default=None, gt=0)
-    mscale_all_dim: float | None = Field(default=None, gt=0)
-    truncate: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_old_name(cls, values: Any) -> Any:
-        """Older config.json files call `rope_type` `type`."""
-        if isinstance(values, dict) and "type" in values and "rope_type" not in values:
-            return {"rope_type" if name == "type" else name: value for name, value in values.items()}
-        return values
-
-    @model_validator(mode="after")
-    def _check_keys(self) -> Self:
-        needed, optional = ROPE_SCALING_KEYS[self.rope_type]
-        given = self.keys_given()
-        for name in needed:
-            if name not in given:
-                raise ValueError(f"model.rope_scaling.{name} is required by rope_type: {self.rope_type} but missing")
-        for name in given:
-            if name not in ("rope_type", *needed, *optional):
-                raise ValueError(
-                    f"model.rope_scaling.{name} has no meaning with rope_type: {self.rope_type}: remove it"
-                )
-        if self.low_freq_factor and self.high_freq_factor and self.low_freq_factor >= self.high_freq_factor:
-            raise ValueError(
-                f"model.rope_scaling.low_freq_factor ({self.low_freq_factor}) must be less than "
-                f"model.rope_scaling.high_freq_factor ({self.high_freq_factor})"
-            )
-        return self
-
-    def keys_given(self) -> dict[str, Any]:
-        """The keys that are set, as transformers' `rope_parameters` wants them."""
-        return {name: value for name, value in self if value is not None}
-
-    @model_serializer
-    def _serialize(self) -> dict[str, Any]:
-        return self.keys_given()
-
-
-class ModelSection(Section):
-    """Architecture, in OrthrosConfig's names."""
-
-    architecture: Literal["orthros", "transformer"] = "orthros"
-    vocab_size: int | None = Field(default=None, ge=1)  # None: the tokenizer's
-    hidden_size: int = Field(ge=1)
-    intermediate_size: int = Field(ge=1)
-    num_hidden_layers: int = Field(ge=1)
-    num_attention_heads: int = Field(ge=1)
-    num_key_value_heads: int | None = Field(default=None, ge=1)  # None: as many as query heads
-    head_dim: int | None = Field(default=None, ge=2)  # None: hidden_size / num_attention_heads
-    max_position_embeddings: int = Field(default=2048, ge=1)
-    rms_norm_eps: float = Field(default=1e-5, gt=0)
-    rope_theta: float = Field(default=10000.0, gt=0)
-    rope_scaling: RopeScalingSection | None = None
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False  # biases of q, k and v
-    attention_output_bias: bool | None = None  # bias of o; None: as attention_bias
-    qk_norm: bool = False
-    initializer_range: float = Field(default=0.02, gt=0)
-    base_window: int | None = Field(
-        default=None, ge=1, description="the window counts the token itself; null means the whole history"
-    )
-    base_sinks: int = Field(default=0, ge=0)
-    query_affine: Literal["elementwise", "none"] | None = None  # None: elementwise for orthros, none for transformer
-    attention_kernel: Literal["auto", "eager", "sdpa", "flex", "flash"] = "auto"
-
-    @property
-    def resolved_head_dim(self) -> int:
-        """d, the size of a head."""
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
-    @model_validator(mode="after")
-    def _check_heads(self) -> Self:
-        heads, groups = self.num_attention_heads, self.num_key_value_heads
-        if groups is not None and heads % groups:
-            raise ValueError(
-                f"model.num_attention_heads ({heads}) is not a multiple of model.num_key_value_heads ({groups}): "
-                f"set model.num_key_value_heads to a divisor of {heads}"
-            )
-        if self.head_dim is None and self.hidden_size % heads:
-            raise ValueError(
-                f"model.hidden_size ({self.hidden_size}) is not a multiple of model.num_attention_heads ({heads}): "
-                "change one of them or set model.head_dim"
-            )
-        if self.resolved_head_dim % 2:
-            origin = "" if self.head_dim else " (model.hidden_size / model.num_attention_heads)"
-            raise ValueError(
-                f"model.head_dim{origin} is {self.resolved_head_dim}, but RoPE rotates pairs of channels: "
-                "set model.head_dim to an even number"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_streams(self) -> Self:
-        if self.architecture == "transformer" and self.query_affine == "elementwise":
-            raise ValueError(
-                "model.query_affine: elementwise is for model.architecture: orthros; "
-                "set model.query_affine: none or remove it"
-            )
-        if self.base_sinks and self.base_window is None:
-            raise ValueError(
-                f"model.base_sinks is {self.base_sinks} but without model.base_window every key is visible anyway: "
-                "set model.base_window, or model.base_sinks: 0"
-            )
-        return self
 
 
 class TokenizerSection(Section):
@@ -201,8 +62,9 @@ class DataSource(Section):
 class DataSection(Section):
     """What the model reads. Weights of a blend need not sum to one."""
 
-    train: list[DataSource] = []
+    train: list[DataSource] = Field(default=[])
     validation: list[DataSource] | None = None  # None: the validation share of `split`
+    sft: SFTSection = SFTSection()
     # train, validation, test shares of every source's documents (YAML has lists, not tuples: hence not strict)
     split: tuple[float, float, float] = Field(default=(0.98, 0.01, 0.01), strict=False)
     document_mask: bool = True  # False: a row is one segment
@@ -273,35 +135,6 @@ class ScheduleSection(Section):
         return self
 
 
-class ParallelSection(Section):
-    """How the model and its state are laid over ranks."""
-
-    tensor: int = Field(default=1, ge=1)
-    sequence: bool = False
-    pipeline: int = Field(default=1, ge=1)
-    zero_stage: Literal[1, 2, 3] = 1
-    timeout_seconds: float = Field(default=1800.0, gt=0, le=1e9)  # of a collective
-
-    @field_validator("zero_stage", mode="before")
-    @classmethod
-    def _check_zero_stage(cls, stage: object) -> object:
-        if isinstance(stage, bool | float):  # both equal 1 to Python
-            raise ValueError(f"parallel.zero_stage must be 1, 2 or 3, but is {str(stage).lower()}")
-        return stage
-
-    @model_validator(mode="after")
-    def _check_available(self) -> Self:
-        for name, size in (("tensor", self.tensor), ("pipeline", self.pipeline)):
-            if size > 1:
-                raise ValueError(
-                    f"parallel.{name} is {size}, but {name} parallelism is not available yet: set parallel.{name}: 1 "
-                    "and let parallel.zero_stage 2 or 3 share the memory"
-                )
-        if self.sequence:
-            raise ValueError("parallel.sequence is not available yet: set parallel.sequence: false")
-        return self
-
-
 class CheckpointSection(Section):
     """What is saved, how often, and what is kept."""
 
@@ -342,6 +175,7 @@ class Config(Section):
     checkpoint: CheckpointSection = CheckpointSection()
     logging: LoggingSection = LoggingSection()
     evaluation: EvaluationSection = EvaluationSection()
+    adaptation: AdaptationSection = AdaptationSection()
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -365,6 +199,18 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_task(self) -> Self:
+        if self.task == "pretrain" and (self.data.sft.train or self.data.sft.validation):
+            raise ValueError("data.sft names conversations, which task: pretrain does not read: set task: sft")
+        return self
+
+    @model_validator(mode="after")
+    def _check_adaptation(self) -> Self:
+        check_adaptation(self.adaptation, self.model, self.init_from)
+        check_teacher_layout(self.adaptation, self.parallel.tensor, self.parallel.pipeline)
+        return self
+
+    @model_validator(mode="after")
     def _check_schedule(self) -> Self:
         steps, warmup, decay = self.train.steps, self.schedule.warmup_steps, self.schedule.decay_steps
         if warmup > steps:
@@ -376,6 +222,17 @@ class Config(Section):
                 f"schedule.warmup_steps ({warmup}) and schedule.decay_steps ({decay}) together are more than "
                 f"train.steps ({steps}): lower one of them"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_layout(self) -> Self:
+        model, parallel = self.model, self.parallel
+        heads, kv_heads = model.num_attention_heads, model.num_key_value_heads or model.num_attention_heads
+        check_tensor_size(parallel.tensor, heads, kv_heads, model.intermediate_size)
+        check_pipeline_size(parallel.pipeline, model.num_hidden_layers)
+        if parallel.sequence:
+            multiple = self.data.output_positions_multiple if self.task == "sft" else None
+            check_sequence_shards(parallel.tensor, self.train.sequence_length, multiple)
         return self
 
 
@@ -393,15 +250,20 @@ def config_to_yaml(config: Config) -> str:
 
 
 def gradient_accumulation_steps(config: Config, world_size: int) -> int:
-    """Forward passes per rank and optimizer step: global_batch_size / (micro_batch_size · world_size).
+    """Forward passes of a replica per optimizer step: global_batch_size / (micro_batch_size · replicas).
 
-    Raises InputError if the global batch cannot be divided so.
+    A replica is parallel.tensor x parallel.pipeline of the ranks. Raises InputError if the world does not factor so or
+    the global batch cannot be divided.
     """
-    together = config.train.micro_batch_size * world_size
+    tensor, pipeline = config.parallel.tensor, config.parallel.pipeline
+    replicas = data_parallel_size(world_size, tensor, pipeline)
+    together = config.train.micro_batch_size * replicas
     if config.train.global_batch_size % together:
+        shared = tensor * pipeline > 1
+        ranks = f"{replicas} replicas ({world_size} ranks / {tensor * pipeline})" if shared else f"{world_size} ranks"
         raise InputError(
             f"train.global_batch_size ({config.train.global_batch_size}) is not a multiple of train.micro_batch_size "
-            f"({config.train.micro_batch_size}) times {world_size} ranks = {together}: change one of the three"
+            f"({config.train.micro_batch_size}) times {ranks} = {together}: change one of the three"
         )
     return config.train.global_batch_size // together
 

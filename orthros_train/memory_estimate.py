@@ -2,7 +2,9 @@
 
 * Weights, gradients and optimizer state follow from DeepSpeed's ZeRO stages, up to padding.
 * Activations are the tensors that autograd keeps for the backward pass, with an attention kernel that keeps no score
-  matrix; a test holds the estimate within a tenth of what autograd really keeps.
+  matrix; tests hold the estimate within a tenth of what autograd really keeps, whatever the layout.
+* Tensor parallelism shares heads, FFN and vocabulary; what is as wide as the model is whole on each of its ranks, or
+  shared by tokens under sequence parallelism.
 * Not here: the framework itself, communication buckets, layers that ZeRO-3 gathers for the moment, temporary results
   and fragmentation.
 
@@ -11,104 +13,157 @@ Symbols: T base tokens, M output tokens, D width, F FFN width, H query heads, G 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from .config import Config
+from .config import Config, gradient_accumulation_steps
+from .config_parallel import data_parallel_size, padded_vocabulary
 from .model import OrthrosConfig
-from .model.parameter_count import parameter_count
+from .stage_plan import Stage
 
 FP32_BYTES = 4
 BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True)
-class MemoryPart:
-    """One part of a rank's memory and what its size assumes."""
+class Part:
+    """One part of a total, and what its size assumes."""
 
     name: str
     size_bytes: int
     assumption: str
 
 
-def memory_parts(config: Config, model: OrthrosConfig, world_size: int) -> list[MemoryPart]:
-    """The parts of one of `world_size` data-parallel ranks while it trains; an output token at every position."""
-    parameters = parameter_count(model).total
-    share = -(-parameters // world_size)
-    element, stage = BYTES[config.precision], config.parallel.zero_stage
-    tokens = config.train.micro_batch_size * config.train.sequence_length
-    checkpointing = config.train.activation_checkpointing
-    kept = "one tensor a layer, and one layer in full" if checkpointing else "what the backward pass reads"
-    kernel = ", and eager's score matrices besides (not counted)" if model.attention_kernel == "eager" else ""
-    master = 0 if stage == 3 and config.precision == "fp32" else FP32_BYTES * share
+def memory_parts(config: Config, model: OrthrosConfig, stage: Stage, world_size: int) -> list[Part]:
+    """The parts of a rank of `stage`, one of `world_size`, while it trains; an output token at every position.
+
+    Raises:
+        InputError: the world or the global batch does not divide as the layout needs.
+    """
+    parts = _state_parts(config, stage, world_size)
+    parts.append(_activation_part(config, model, stage, gradient_accumulation_steps(config, world_size)))
+    if stage.stages > 1:
+        parts.append(_boundary_part(config, model, stage, gradient_accumulation_steps(config, world_size)))
+    if stage.is_last:
+        tokens = config.train.micro_batch_size * config.train.sequence_length
+        vocabulary = padded_vocabulary(model.vocab_size, config.parallel.tensor) // config.parallel.tensor
+        part = " of this rank's part of the vocabulary" if config.parallel.tensor > 1 else ""
+        parts.append(
+            Part(
+                "logits",
+                tokens * vocabulary * (BYTES[config.precision] + 2 * FP32_BYTES),
+                f"{config.precision} logits{part}, fp32 log-probabilities and their gradient",
+            )
+        )
+    return parts
+
+
+def residual_shape(config: Config, model: OrthrosConfig) -> tuple[int, int, int]:
+    """[X;Y] of one micro-batch on one rank, an output token at every position: batch first, under sequence parallelism
+    sequence first."""
+    rows, parallel = config.train.micro_batch_size, config.parallel
+    tokens = (2 if model.architecture == "orthros" else 1) * config.train.sequence_length
+    if parallel.sequence:
+        return tokens // parallel.tensor, rows, model.hidden_size
+    return rows, tokens, model.hidden_size
+
+
+def residual_elements(config: Config, model: OrthrosConfig) -> int:
+    """Elements of a residual of `residual_shape`."""
+    return math.prod(residual_shape(config, model))
+
+
+def _state_parts(config: Config, stage: Stage, world_size: int) -> list[Part]:
+    """Weights, gradients and optimizer state."""
+    parallel = config.parallel
+    replicas = data_parallel_size(world_size, parallel.tensor, parallel.pipeline)
+    of = "replicas" if parallel.tensor * parallel.pipeline > 1 else "ranks"
+    share = -(-stage.parameters // replicas)
+    element, zero = BYTES[config.precision], parallel.zero_stage
+    master = 0 if zero == 3 and config.precision == "fp32" else FP32_BYTES * share
     return [
-        MemoryPart(
+        Part(
             "weights",
-            element * (share if stage == 3 else parameters),
-            f"{config.precision}, " + ("1/ranks under ZeRO-3" if stage == 3 else f"whole under ZeRO-{stage}"),
+            element * (share if zero == 3 else stage.parameters),
+            f"{config.precision}, " + (f"1/{of} under ZeRO-3" if zero == 3 else f"whole under ZeRO-{zero}"),
         ),
-        MemoryPart(
+        Part(
             "gradients",
-            FP32_BYTES * (parameters if stage == 1 else share),
-            "accumulated in fp32, " + ("whole under ZeRO-1" if stage == 1 else f"1/ranks under ZeRO-{stage}"),
+            FP32_BYTES * (stage.parameters if zero == 1 else share),
+            "accumulated in fp32, " + ("whole under ZeRO-1" if zero == 1 else f"1/{of} under ZeRO-{zero}"),
         ),
-        MemoryPart(
+        Part(
             "master weights",
             master,
-            "fp32, 1/ranks" if master else "none: ZeRO-3 updates fp32 weights in place",
+            f"fp32, 1/{of}" if master else "none: ZeRO-3 updates fp32 weights in place",
         ),
-        MemoryPart("Adam moments", 2 * FP32_BYTES * share, "two in fp32, 1/ranks"),
-        MemoryPart(
-            "activations",
-            activation_bytes(model, tokens, tokens, element, checkpointing),
-            f"{config.train.micro_batch_size} x {config.train.sequence_length} base tokens: {kept}{kernel}",
-        ),
-        MemoryPart(
-            "logits",
-            tokens * model.vocab_size * (element + 2 * FP32_BYTES),
-            f"{config.precision} logits, fp32 log-probabilities and their gradient",
-        ),
+        Part("Adam moments", 2 * FP32_BYTES * share, f"two in fp32, 1/{of}"),
     ]
 
 
-def activation_bytes(
-    model: OrthrosConfig, base_tokens: int, output_tokens: int, element: int, checkpointing: bool
-) -> int:
-    """Bytes that autograd keeps from the embedding to the head's input, logits excluded.
+def _activation_part(config: Config, model: OrthrosConfig, stage: Stage, micro_batches: int) -> Part:
+    train, in_flight = config.train, stage.micro_batches_in_flight(micro_batches)
+    kept = "one tensor a layer, and one layer in full" if train.activation_checkpointing else "what backward reads"
+    kernel = ", and eager's score matrices besides (not counted)" if model.attention_kernel == "eager" else ""
+    flight = "; as many micro-batches in flight as stages from here on, or as a step has" if stage.stages > 1 else ""
+    return Part(
+        "activations",
+        activation_bytes(config, model, stage, in_flight),
+        f"{train.micro_batch_size} x {train.sequence_length} base tokens: {kept}{kernel}{flight}",
+    )
 
-    Args:
-        model: the model's configuration.
-        base_tokens: T summed over the micro-batch.
-        output_tokens: M summed over the micro-batch.
-        element: bytes of an activation, 4 or 2.
-        checkpointing: keep only each layer's input, and count the layer with the most once in full.
+
+def _boundary_part(config: Config, model: OrthrosConfig, stage: Stage, micro_batches: int) -> Part:
+    """What DeepSpeed's pipeline engine holds beside autograd."""
+    sides = 2 - stage.is_first - stage.is_last
+    tensors = sides * (stage.micro_batches_in_flight(micro_batches) + 1)
+    return Part(
+        "boundaries",
+        tensors * residual_elements(config, model) * BYTES[config.precision],
+        "received and sent residuals of the micro-batches in flight, and one gradient of each",
+    )
+
+
+def activation_bytes(config: Config, model: OrthrosConfig, stage: Stage, in_flight: int = 1) -> int:
+    """Bytes that autograd keeps from the stage's input to its output or the head's input, logits excluded.
+
+    An output token at every position. With activation checkpointing only each layer's input is kept, and the layer
+    with the most is counted once in full.
     """
-    two_streams = model.architecture == "orthros"
-    through = base_tokens + (output_tokens if two_streams else 0)
-    inner = _layer_bytes(model, through, through, base_tokens, element)
-    last = _layer_bytes(model, through, output_tokens, base_tokens, element)
-    final_norm = _norm_bytes(model.hidden_size, output_tokens, element)
-    layers = model.num_hidden_layers
-    if checkpointing:
-        largest = inner if layers > 1 else last
-        return layers * through * model.hidden_size * element + largest + final_norm
-    return (layers - 1) * inner + last + final_norm
+    element = BYTES[config.precision]
+    tokens = config.train.micro_batch_size * config.train.sequence_length
+    shards = config.parallel.tensor if config.parallel.sequence else 1
+    layers = [_layer_bytes(config, model, stage, index == model.num_hidden_layers - 1) for index in stage.layers]
+    final_norm = _norm_bytes(model.hidden_size, tokens // shards, element) if stage.is_last else 0
+    if config.train.activation_checkpointing:
+        kept = len(layers) * residual_elements(config, model) * element + final_norm
+        return in_flight * kept + max(layers)
+    return in_flight * (sum(layers) + final_norm)
 
 
-def _layer_bytes(model: OrthrosConfig, through: int, queried: int, base_tokens: int, element: int) -> int:
+def _layer_bytes(config: Config, model: OrthrosConfig, stage: Stage, is_last: bool) -> int:
     """One layer with `through` tokens in and `queried` tokens that pass attention and FFN.
 
-    Kept: norm(·) twice; norm(X) as K's and V's input where it had to be cut out of norm([X;Y]); K, V; Q before and
-    after its affine, O_x or O_y, and [O_x;O_y]; gate, up, silu(gate) and their product.
+    Kept: norm(·) twice; norm(X) as K's and V's input where plain layers had to cut it out of norm([X;Y]); K, V; Q
+    before and after its affine, O_x or O_y, and [O_x;O_y]; gate, up, silu(gate) and their product.
     """
-    D, F = model.hidden_size, model.intermediate_size
-    H, G, d = model.head_shape
-    cut = 2 * base_tokens * D if through != base_tokens else 0
-    cut += queried * D if queried != through else 0
+    element, tensor = BYTES[config.precision], config.parallel.tensor
+    shards = tensor if config.parallel.sequence else 1
+    base = config.train.micro_batch_size * config.train.sequence_length
+    through = (2 if model.architecture == "orthros" else 1) * base
+    queried = base if is_last else through
+    D, F = model.hidden_size, model.intermediate_size // tensor
+    heads, groups, d = model.head_shape
+    H, G = heads // tensor, groups // tensor
+    cut = 0
+    if not stage.megatron:
+        cut += 2 * base * D if through != base else 0
+        cut += queried * D if queried != through else 0
     affine = 1 if model.query_affine == "elementwise" else 0
-    attention = 2 * base_tokens * G * d + (3 + affine) * queried * H * d
-    norms = _norm_bytes(D, through, element) + _norm_bytes(D, queried, element)
+    attention = 2 * base * G * d + (3 + affine) * queried * H * d
+    norms = _norm_bytes(D, (through + queried) // shards, element)
     if model.qk_norm:  # what comes out is counted as Q and K already
-        norms += (queried * H + base_tokens * G) * d * (FP32_BYTES + element)
+        norms += (queried * H + base * G) * d * (FP32_BYTES + element)
     return norms + element * (cut + attention + 4 * queried * F)
 
 

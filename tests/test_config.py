@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orthros_train.config import Config, config_to_yaml, gradient_accumulation_steps, load_config, orthros_config
+from orthros_train.config_parallel import check_pipeline_size, check_tensor_size, data_parallel_size
 from orthros_train.errors import InputError
 
 MINIMAL = """\
@@ -61,6 +62,13 @@ OPTIONS = {
     "tokenizer.path": None,
     "data.train": [],
     "data.validation": None,
+    "data.sft.train": [],
+    "data.sft.validation": None,
+    "data.sft.chat_template": None,
+    "data.sft.template_variables": {},
+    "data.sft.train_on": "all",
+    "data.sft.too_long": "drop",
+    "data.sft.packing": True,
     "data.split": (0.98, 0.01, 0.01),
     "data.document_mask": True,
     "data.output_positions_multiple": 128,
@@ -92,6 +100,7 @@ OPTIONS = {
     "parallel.pipeline": 1,
     "parallel.zero_stage": 1,
     "parallel.timeout_seconds": 1800.0,
+    "parallel.watchdog_seconds": None,
     "checkpoint.interval_steps": None,
     "checkpoint.keep_last": 2,
     "checkpoint.resume": True,
@@ -100,6 +109,12 @@ OPTIONS = {
     "logging.peak_tflops": None,
     "evaluation.interval_steps": None,
     "evaluation.samples": 64,
+    "adaptation.freeze": "none",
+    "adaptation.start_window": None,
+    "adaptation.window_steps": None,
+    "adaptation.distillation.weight": 0.0,
+    "adaptation.distillation.temperature": 1.0,
+    "adaptation.distillation.teacher": None,
 }
 
 
@@ -212,9 +227,25 @@ BAD_OVERRIDES = [
     ("tokenizer.type=sentencepiece", "tokenizer.type: sentencepiece needs tokenizer.path: set it to the .model file"),
     ("tokenizer.type=huggingface", "set it to the folder that holds tokenizer.json"),
     ("tokenizer.path=a.model", "tokenizer.path has no meaning with tokenizer.type: byte"),
-    ("parallel.tensor=2", "tensor parallelism is not available yet: set parallel.tensor: 1"),
-    ("parallel.pipeline=2", "pipeline parallelism is not available yet: set parallel.pipeline: 1"),
-    ("parallel.sequence=true", "parallel.sequence is not available yet: set parallel.sequence: false"),
+    # conversations
+    ("data.sft.train=[{path: a.jsonl}]", "data.sft names conversations, which task: pretrain does not read: set task"),
+    ("data.sft.validation=[{path: a.jsonl}]", "set task: sft"),
+    ("data.sft.train=[{weight: 2}]", "a data.sft source needs either path (files) or dataset (a name)"),
+    ("data.sft.train=[{path: a, dataset: b}]", "set one of them"),
+    ("data.sft.train=[{path: a, split: test}]", "configuration and split of a data.sft source belong to dataset"),
+    ("data.sft.train=[{path: a, columns: {question: q}}]", "names 'question'; it maps any of messages, prompt, resp"),
+    ("data.sft.train=[{path: a, weight: 0}]", "data.sft.train[0].weight must be greater than 0"),
+    ("data.sft.train_on=first", "data.sft.train_on must be one of all, last"),
+    ("data.sft.too_long=truncate", "data.sft.too_long must be one of drop, cut_start, cut_end"),
+    ("data.sft.pack=false", "did you mean data.sft.packing?"),
+    # adaptation
+    ("adaptation.freeze=all", "adaptation.freeze must be one of none, all_but_affines"),
+    ("adaptation.start_window=64", "adaptation.start_window needs adaptation.window_steps: set both or neither"),
+    ("adaptation.window_steps=64", "adaptation.window_steps needs adaptation.start_window: set both or neither"),
+    ("adaptation={start_window: 8, window_steps: 5}", "must be more than model.base_window (8), to which it shrinks"),
+    ("adaptation.distillation.weight=1.5", "adaptation.distillation.weight must be at most 1"),
+    ("adaptation.distillation.weight=0.5", "adaptation.distillation.weight needs a teacher: set init_from"),
+    ("adaptation.distillation.teacher=a", "has no effect with adaptation.distillation.weight: 0"),
     # RoPE scaling
     ("model.rope_scaling={factor: 2}", "model.rope_scaling.rope_type is required but missing"),
     ("model.rope_scaling={rope_type: longrope}", "must be one of default, linear, dynamic, yarn, llama3"),
@@ -361,6 +392,31 @@ def test_rope_type_default_is_no_scaling(config_file: Path) -> None:
     assert "model.max_position_embeddings" in message
 
 
+TEACHER = "adaptation.distillation={weight: 0.5, teacher: a}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fragment"),
+    [
+        (
+            ("parallel.pipeline=2", TEACHER),
+            "the last stage alone has logits, and a teacher would need all layers on it",
+        ),
+        (("parallel.tensor=2", TEACHER), "each rank has the logits of a part of the vocabulary, and KL needs them all"),
+        (
+            ("model.base_window=null", "adaptation={start_window: 8, window_steps: 5}"),
+            "model.base_window, which is null",
+        ),
+        (("model.query_affine=none", "adaptation.freeze=all_but_affines"), "leaves nothing to train"),
+        (("model.architecture=transformer", "adaptation.freeze=all_but_affines"), "leaves nothing to train"),
+    ],
+)
+def test_adaptations_that_the_model_or_layout_cannot_have(
+    config_file: Path, overrides: tuple[str, ...], fragment: str
+) -> None:
+    assert fragment in refused(config_file, *overrides)
+
+
 def test_sft_is_a_valid_task(config_file: Path) -> None:
     assert load_config(config_file, ["task=sft"]).task == "sft"
 
@@ -416,6 +472,119 @@ def test_yaml_round_trip_of_any_value(
     config.optimizer.learning_rate = learning_rate
     path.write_text(config_to_yaml(config), encoding="utf-8")
     assert load_config(path) == config
+
+
+FOUR_STAGES = ("parallel.pipeline=4", "model.num_hidden_layers=4")
+SHARDED = ("parallel.tensor=4", "parallel.sequence=true")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["parallel.tensor=8", "model.intermediate_size=96"],
+            "model.num_attention_heads=4 does not divide by parallel.tensor=8; set parallel.tensor to a common divisor "
+            "of heads, KV heads and model.intermediate_size (1, 2, 4), or change model.num_attention_heads",
+        ),
+        (
+            ["parallel.tensor=4", "model.num_key_value_heads=2"],
+            "model.num_key_value_heads=2 does not divide by parallel.tensor=4; set parallel.tensor to a common divisor "
+            "of heads, KV heads and model.intermediate_size (1, 2), or change model.num_key_value_heads",
+        ),
+        (
+            ["parallel.tensor=4", "model.intermediate_size=130"],
+            "model.intermediate_size=130 does not divide by parallel.tensor=4; set parallel.tensor to a common divisor "
+            "of heads, KV heads and model.intermediate_size (1, 2), or change model.intermediate_size",
+        ),
+        (
+            ["parallel.pipeline=3"],
+            "parallel.pipeline=3 is more stages than model.num_hidden_layers=2 can fill; "
+            "set parallel.pipeline to 2 or less",
+        ),
+        (
+            [*FOUR_STAGES, "parallel.zero_stage=2"],
+            "parallel.zero_stage=2 does not combine with parallel.pipeline=4: DeepSpeed's pipeline keeps whole "
+            "gradients until the step; set parallel.zero_stage: 1, or parallel.pipeline: 1 (parallel.tensor saves "
+            "memory under every ZeRO stage)",
+        ),
+        ([*FOUR_STAGES, "parallel.zero_stage=3"], "set parallel.zero_stage: 1, or parallel.pipeline: 1"),
+        (
+            ["parallel.sequence=true"],
+            "parallel.sequence shares tokens among the ranks of parallel.tensor, which is 1: set parallel.tensor to 2 "
+            "or more, or parallel.sequence: false",
+        ),
+        (
+            [*SHARDED, "train.sequence_length=30"],
+            "train.sequence_length=30 does not divide by parallel.tensor=4, as parallel.sequence needs; set "
+            "train.sequence_length to a multiple of 4 (the next is 32), or parallel.sequence: false",
+        ),
+        (
+            [*SHARDED, "task=sft", "data.output_positions_multiple=6"],
+            "data.output_positions_multiple=6 does not divide by parallel.tensor=4, as parallel.sequence needs; set "
+            "data.output_positions_multiple to a multiple of 4 (the next is 8), or parallel.sequence: false",
+        ),
+    ],
+)
+def test_impossible_layouts_are_refused_with_the_remedy(config_file: Path, overrides: list[str], message: str) -> None:
+    shown = refused(config_file, *overrides)
+    assert message in shown
+    assert shown.startswith(f"{config_file} with overrides: ")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["parallel.tensor=4"],
+        ["parallel.tensor=2", "model.num_key_value_heads=2"],
+        ["parallel.pipeline=2"],
+        ["parallel.pipeline=2", "parallel.tensor=2", "parallel.sequence=true"],
+        ["parallel.tensor=4", "parallel.zero_stage=3"],
+        [*SHARDED],
+        [*SHARDED, "data.output_positions_multiple=6"],  # counts in SFT alone
+        ["parallel.tensor=4", "train.sequence_length=30"],  # counts under sequence parallelism alone
+        ["parallel.tensor=2", "model.vocab_size=259"],  # padded inside
+    ],
+)
+def test_possible_layouts_are_accepted(config_file: Path, overrides: list[str]) -> None:
+    load_config(config_file, overrides)
+
+
+def test_a_layout_s_rule_is_bad_input_wherever_it_is_applied() -> None:
+    with pytest.raises(InputError, match=r"model\.num_key_value_heads=3 does not divide by parallel\.tensor=2"):
+        check_tensor_size(2, heads=6, kv_heads=3, intermediate_size=64)
+    with pytest.raises(InputError, match=r"parallel\.pipeline=5 is more stages"):
+        check_pipeline_size(5, layers=4)
+
+
+@settings(deadline=None)
+@given(tensor=st.integers(1, 8), pipeline=st.integers(1, 8), data=st.integers(1, 8), rest=st.integers(0, 63))
+def test_a_world_factors_or_is_refused(tensor: int, pipeline: int, data: int, rest: int) -> None:
+    replica = tensor * pipeline
+    world_size = replica * data + rest % replica
+    if rest % replica == 0:
+        assert data_parallel_size(world_size, tensor, pipeline) == data
+    else:
+        with pytest.raises(InputError, match=f"start a multiple of {replica} ranks or lower one of them"):
+            data_parallel_size(world_size, tensor, pipeline)
+
+
+def test_ranks_of_one_replica_share_its_micro_batches(config_file: Path) -> None:
+    layout = ["parallel.tensor=2", "parallel.pipeline=2"]
+    config = load_config(config_file, [*layout, "train.global_batch_size=24"])
+    assert [gradient_accumulation_steps(config, world_size) for world_size in (4, 8, 12)] == [12, 6, 4]
+    with pytest.raises(
+        InputError, match=r"1 rank does not factor into parallel\.tensor=2 x parallel\.pipeline=2; start"
+    ):
+        gradient_accumulation_steps(config, 1)
+    with pytest.raises(InputError, match=r"\(2\) times 5 replicas \(20 ranks / 4\) = 10: change one of the three"):
+        gradient_accumulation_steps(config, 20)
+
+
+def test_the_watchdog_speaks_before_the_timeout_unless_told_otherwise(config_file: Path) -> None:
+    parallel = load_config(config_file, ["parallel.timeout_seconds=100"]).parallel
+    assert parallel.resolved_watchdog_seconds == 50
+    assert load_config(config_file, ["parallel.watchdog_seconds=7.5"]).parallel.resolved_watchdog_seconds == 7.5
+    assert "parallel.watchdog_seconds must be greater than 0" in refused(config_file, "parallel.watchdog_seconds=0")
 
 
 @settings(deadline=None)

@@ -117,6 +117,52 @@ def test_figures_of_the_demo() -> None:
     assert "nothing was started or written" in text
 
 
+LARGE = ("parallel.tensor=8", "parallel.pipeline=4", "parallel.zero_stage=1", "parallel.sequence=true")
+
+
+def test_every_stage_of_a_large_layout_is_shown() -> None:
+    text = printed(load_config(RECIPES / "orthros_1.3b.yaml", [*LARGE, "train.micro_batch_size=1"]), world_size=512)
+    assert row(text, "ranks") == ["512 = 8 tensor x 16 data x 4 pipeline"]
+    assert row(text, "forwards a rank and step (gradient accumulation)") == ["16"]
+    assert row(text, "pipeline bubble (stages - 1) / (forwards + stages - 1)") == ["15.8%"]
+    memory, sent = text[text.index("Memory a rank") :].split("Sent by a rank in one optimizer step, by stage, in MiB")
+    assert "Memory a rank, 512 ranks, by stage, in MiB" in memory
+    shown = [stage_row(memory, stage) for stage in range(4)]
+    assert [cells[:3] for cells in shown] == [
+        ["0-4", "40,330,240", "77"],
+        ["5-11", "44,993,536", "86"],
+        ["12-18", "44,993,536", "86"],
+        ["19-23", "40,331,776", "77"],
+    ]
+    for cells in shown:
+        sizes = [float(cell.replace(",", "")) for cell in cells[2:] if cell]
+        assert sum(sizes[:-1]) == pytest.approx(sizes[-1], abs=len(sizes))
+    assert [len(stage_row(sent, stage)) for stage in range(4)] == [7] * 4
+    assert "the residual (512, 1, 2048) in bf16, the layout (1, 2048) in int64" in text
+    assert "padding" not in text
+
+
+def stage_row(text: str, stage: int) -> list[str]:
+    """The cells of a stage in the first table by stage."""
+    line = next(line for line in text.splitlines() if re.match(rf"│ *{stage} *│ *\d+-\d+ *│", line))
+    return [cell.strip() for cell in line.strip("│").split("│")][1:]
+
+
+def test_padding_of_the_vocabulary_is_named() -> None:
+    text = printed(load_config(RECIPES / "demo.yaml", ["parallel.tensor=4"]), world_size=4)
+    assert "1 ids of padding make the vocabulary divide by parallel.tensor" in text
+    assert row(text, "tensor")[0].endswith("iB")
+    assert "Memory a rank, 4 ranks" in text
+
+
+def test_what_one_rank_of_many_sends() -> None:
+    recipe = RECIPES / "orthros_130m.yaml"
+    assert "Sent by a rank" not in printed(load_config(recipe))
+    size, assumption = row(printed(load_config(recipe, ["parallel.zero_stage=1"]), world_size=2), "data")
+    assert size == f"{134_141_184 * (8 + 2) / 2 / 2**20:.2f} MiB"
+    assert assumption == "fp32 gradients all-reduced once, weights gathered once"
+
+
 def test_dry_run_starts_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(RECIPES / "demo.yaml")
     monkeypatch.chdir(tmp_path)
@@ -141,11 +187,17 @@ def test_notes() -> None:
     assert "an answer is predicted" in printed(load_config(RECIPES / "sft.yaml"))
     assert "has no window, its costliest form" in printed(load_config(RECIPES / "transformer_130m.yaml"))
     assert "note:" not in printed(load_config(RECIPES / "demo.yaml"))
+    adaptation = ["adaptation={freeze: all_but_affines, distillation: {weight: 0.5, teacher: a}}"]
+    adapted = printed(load_config(RECIPES / "demo.yaml", adaptation))
+    assert "trains the query affines alone" in adapted
+    assert "holds a teacher besides" in adapted
 
 
 def test_batch_that_does_not_divide_over_the_ranks_is_refused() -> None:
     with pytest.raises(InputError, match="change one of the three"):
         printed(load_config(RECIPES / "demo.yaml"), world_size=3)
+    with pytest.raises(InputError, match="3 ranks do not factor into"):
+        printed(load_config(RECIPES / "demo.yaml", ["parallel.tensor=2"]), world_size=3)
 
 
 def test_vocabulary_must_come_from_somewhere() -> None:

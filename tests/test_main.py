@@ -174,12 +174,33 @@ def test_dry_run_takes_the_world_size_of_the_environment(
     monkeypatch.setenv("WORLD_SIZE", "2")
     main([DEMO, "--dry-run"])
     assert "Memory a rank, 2 ranks" in capsys.readouterr().out
+    monkeypatch.delenv("WORLD_SIZE")
+    main([DEMO, "--dry-run", "parallel.tensor=2"])
+    assert "2 = 2 tensor x 1 data x 1 pipeline" in capsys.readouterr().out
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     main([DEMO, "--dry-run"])
     assert capsys.readouterr().out == ""
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(InputError, match="WORLD_SIZE is 'two': it must be a whole number"):
         main([DEMO, "--dry-run"])
+
+
+def test_dry_run_of_a_large_layout_is_quiet() -> None:
+    layout = ("parallel.tensor=4", "parallel.pipeline=4", "parallel.zero_stage=1", "parallel.sequence=true")
+    result = command(str(ROOT / "configs" / "orthros_1.3b.yaml"), "--dry-run", "--world-size", "512", *layout)
+    assert result.stderr.startswith("imported:"), "no library said anything"
+    assert result.returncode == 0
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("Configuration")
+    assert max(map(len, lines)) <= 140
+
+
+def test_an_impossible_layout_is_refused_before_anything_heavy_is_imported() -> None:
+    result = command(DEMO, "--dry-run", "--world-size", "512", "parallel.tensor=3")
+    error, imported = result.stderr.splitlines()
+    assert "does not divide by parallel.tensor=3; set parallel.tensor to a common divisor" in error
+    assert (result.returncode, result.stdout, imported) == (2, "", "imported:")
 
 
 @pytest.mark.parametrize("size", ["0", "-1"])

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass, TrainSchedule
+from torch import nn
 
-from orthros_train.memory_estimate import BYTES, activation_bytes, memory_parts
-from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.config import Config
+from orthros_train.memory_estimate import activation_bytes, memory_parts
+from orthros_train.model import OrthrosForCausalLM
+from orthros_train.stage_plan import Stage, plan_stages
 
-from .test_config import minimal_config
+from .stage_runs import layout_config, running_stage, small_model
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "intermediate_size": 176,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "base_window": 16,
-}
-ROWS, LENGTH = 2, 96
 TRANSFORMER = {"architecture": "transformer"}
+ZERO_STAGES = [  # precision, ZeRO stage; bytes a parameter of weights, gradients, master weights, moments of 4 replicas
+    ("bf16", 1, (2, 4, 1, 2)),
+    ("bf16", 2, (2, 1, 1, 2)),
+    ("bf16", 3, (0.5, 1, 1, 2)),
+    ("fp32", 1, (4, 4, 1, 2)),
+    ("fp32", 2, (4, 1, 1, 2)),
+    ("fp32", 3, (1, 1, 0, 2)),
+]
 
 
-def kept_by_autograd(config: OrthrosConfig, dtype: torch.dtype, checkpointing: bool = False) -> int:
+def kept_by_autograd(module: nn.Module, forward: Callable[[], Any]) -> int:
     """Bytes of distinct storages that a training forward saves for its backward, parameters left out."""
-    model = OrthrosForCausalLM(config).to(dtype).train()
-    if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -39,11 +39,28 @@ def kept_by_autograd(config: OrthrosConfig, dtype: torch.dtype, checkpointing: b
             kept[storage.data_ptr()] = storage
         return tensor
 
-    ids = torch.randint(0, config.vocab_size, (ROWS, LENGTH))
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = model(ids, shift_labels=ids, num_items_in_batch=ids.numel(), use_cache=False).loss
-    assert loss is not None
+        output = forward()
+    assert output is not None
     return sum(storage.nbytes() for storage in kept.values())
+
+
+def kept_by_one_process(config: Config) -> int:
+    """Of a micro-batch's forward with its loss."""
+    model = small_model(config)
+    module = OrthrosForCausalLM(model).to(torch.bfloat16 if config.precision == "bf16" else torch.float32).train()
+    if config.train.activation_checkpointing:
+        module.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    ids = torch.randint(0, model.vocab_size, (config.train.micro_batch_size, config.train.sequence_length))
+    arguments: dict[str, Any] = {"num_items_in_batch": ids.numel(), "use_cache": False}
+    return kept_by_autograd(module, lambda: module(ids, shift_labels=ids, **arguments).loss)
+
+
+def estimated(config: Config, stage: Stage) -> int:
+    """Activations and, on the last stage, the fp32 log-probabilities: what autograd keeps."""
+    tokens = config.train.micro_batch_size * config.train.sequence_length
+    vocabulary = -(-small_model(config).vocab_size // config.parallel.tensor) if stage.is_last else 0
+    return activation_bytes(config, small_model(config), stage) + 4 * tokens * vocabulary
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -55,6 +72,7 @@ def kept_by_autograd(config: OrthrosConfig, dtype: torch.dtype, checkpointing: b
         {"qk_norm": True},
         {"query_affine": "none"},
         {"num_hidden_layers": 1},
+        {"num_key_value_heads": 2},
         {"hidden_size": 128, "intermediate_size": 64, "num_key_value_heads": 4},
         {**TRANSFORMER},
         {**TRANSFORMER, "base_window": None},
@@ -62,52 +80,107 @@ def kept_by_autograd(config: OrthrosConfig, dtype: torch.dtype, checkpointing: b
     ids=str,
 )
 def test_activations_are_what_autograd_keeps(changes: dict[str, Any], precision: str) -> None:
-    config = OrthrosConfig(**{**SHAPE, **changes})
-    kept = kept_by_autograd(config, {"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
-    tokens = ROWS * LENGTH
-    log_probabilities = tokens * config.vocab_size * 4
-    estimate = activation_bytes(config, tokens, tokens, BYTES[precision], checkpointing=False)
-    assert estimate + log_probabilities == pytest.approx(kept, rel=0.1)
+    config = layout_config(precision, **changes)
+    (stage,) = plan_stages(config, small_model(config), 1)
+    assert estimated(config, stage) == pytest.approx(kept_by_one_process(config), rel=0.1)
 
 
-@pytest.mark.parametrize("changes", [{}, TRANSFORMER], ids=["orthros", "transformer"])
-def test_checkpointing_keeps_one_tensor_a_layer(changes: dict[str, Any]) -> None:
-    shallow, deep = (OrthrosConfig(**{**SHAPE, **changes, "num_hidden_layers": layers}) for layers in (3, 5))
-    tokens = ROWS * LENGTH
-    kept = [kept_by_autograd(config, torch.float32, checkpointing=True) for config in (shallow, deep)]
-    estimates = [activation_bytes(config, tokens, tokens, 4, checkpointing=True) for config in (shallow, deep)]
-    assert estimates[1] - estimates[0] == pytest.approx(kept[1] - kept[0], rel=0.01)
-    assert estimates[0] < activation_bytes(shallow, tokens, tokens, 4, checkpointing=False)
-
-
-def sizes(world_size: int, precision: str, stage: int) -> dict[str, int]:
-    """Bytes by part of a model of 1,000,000 parameters or so, in bytes a parameter of one rank."""
-    config = minimal_config(**SHAPE)
-    config.precision, config.parallel.zero_stage = precision, stage  # type: ignore[assignment]
-    return {part.name: part.size_bytes for part in memory_parts(config, OrthrosConfig(**SHAPE), world_size)}
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tensor": 2},
+        {"tensor": 4, "sequence": True, "qk_norm": True},
+        {"pipeline": 2, "tie_word_embeddings": True},
+        {"tensor": 2, "sequence": True, "pipeline": 3, "tie_word_embeddings": True},
+        {"tensor": 2, "pipeline": 2, "attention_bias": True, **TRANSFORMER},
+    ],
+    ids=str,
+)
+def test_activations_of_a_layout_are_what_autograd_keeps(changes: dict[str, Any], precision: str) -> None:
+    config = layout_config(precision, **changes)
+    world_size = 2 * config.parallel.tensor * config.parallel.pipeline
+    for stage in plan_stages(config, small_model(config), world_size):
+        with running_stage(config, world_size, stage.index) as running:
+            inputs = running.inputs()
+            kept = kept_by_autograd(running.module, lambda: running.forward(inputs))  # noqa: B023 - called at once
+        assert estimated(config, stage) == pytest.approx(kept, rel=0.1), stage
 
 
 @pytest.mark.parametrize(
-    ("precision", "stage", "bytes_a_parameter"),
-    [  # weights, gradients, master weights, moments; a share is a quarter
-        ("bf16", 1, (2, 4, 1, 2)),
-        ("bf16", 2, (2, 1, 1, 2)),
-        ("bf16", 3, (0.5, 1, 1, 2)),
-        ("fp32", 1, (4, 4, 1, 2)),
-        ("fp32", 2, (4, 1, 1, 2)),
-        ("fp32", 3, (1, 1, 0, 2)),
-    ],
+    "changes",
+    [{}, TRANSFORMER, {"tensor": 2}, {"tensor": 2, "sequence": True}],
+    ids=["orthros", "transformer", "TP", "SP"],
 )
-def test_zero_stages_share_what_they_promise(precision: str, stage: int, bytes_a_parameter: tuple[float, ...]) -> None:
-    parameters = sum(parameter.numel() for parameter in OrthrosForCausalLM(OrthrosConfig(**SHAPE)).parameters())
-    found = sizes(4, precision, stage)
+def test_checkpointing_keeps_one_tensor_a_layer(changes: dict[str, Any]) -> None:
+    kept, estimates = [], []
+    for layers in (3, 5):
+        config = layout_config("fp32", checkpointing=True, num_hidden_layers=layers, **changes)
+        (stage,) = plan_stages(config, small_model(config), config.parallel.tensor)
+        estimates.append(estimated(config, stage))
+        if config.parallel.tensor == 1:
+            kept.append(kept_by_one_process(config))
+            continue
+        with running_stage(config, config.parallel.tensor, 0) as running:
+            inputs = running.inputs()
+            kept.append(kept_by_autograd(running.module, lambda: running.forward(inputs)))  # noqa: B023
+    assert estimates[1] - estimates[0] == pytest.approx(kept[1] - kept[0], rel=0.01)
+    assert estimates[1] < estimated(layout_config("fp32", num_hidden_layers=5, **changes), stage)
+
+
+def sizes(config: Config, world_size: int, stage: int = 0) -> dict[str, int]:
+    """Bytes by part."""
+    model = small_model(config)
+    stages = plan_stages(config, model, world_size)
+    return {part.name: part.size_bytes for part in memory_parts(config, model, stages[stage], world_size)}
+
+
+@pytest.mark.parametrize(("precision", "zero_stage", "bytes_a_parameter"), ZERO_STAGES)
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_zero_stages_share_among_replicas_what_they_promise(
+    tensor: int, precision: str, zero_stage: int, bytes_a_parameter: tuple[float, ...]
+) -> None:
+    config = layout_config(precision, zero_stage=zero_stage, tensor=tensor)
+    (stage,) = plan_stages(config, small_model(config), tensor)
+    found = sizes(config, 4 * tensor)
     for name, expected in zip(
         ("weights", "gradients", "master weights", "Adam moments"), bytes_a_parameter, strict=True
     ):
-        assert found[name] == pytest.approx(expected * parameters, rel=1e-4), name
+        assert found[name] == pytest.approx(expected * stage.parameters, rel=1e-3), name
 
 
-def test_activations_and_logits_do_not_depend_on_the_ranks() -> None:
-    one, many = sizes(1, "bf16", 1), sizes(8, "bf16", 1)
+def test_activations_and_logits_do_not_depend_on_the_replicas() -> None:
+    one, many = sizes(layout_config("bf16"), 1), sizes(layout_config("bf16"), 8)
     assert one["activations"] == many["activations"]
-    assert one["logits"] == many["logits"] == 32 * 300 * (2 + 4 + 4)
+    assert one["logits"] == many["logits"] == 2 * 96 * 301 * (2 + 4 + 4)
+    assert "boundaries" not in one
+
+
+def test_stages_hold_what_their_place_needs() -> None:
+    config = layout_config("bf16", pipeline=3, tensor=2, num_hidden_layers=9)
+    first, middle, last = (sizes(config, 6, stage) for stage in range(3))
+    assert "logits" not in first
+    assert "logits" not in middle
+    assert last["logits"] == 2 * 96 * 151 * (2 + 4 + 4)  # the padded vocabulary's half
+    residual = 2 * 2 * 96 * 64 * 2  # [X;Y] of two rows in bf16
+    assert first["boundaries"] == (3 + 1) * residual
+    assert middle["boundaries"] == 2 * (2 + 1) * residual
+    assert last["boundaries"] == (1 + 1) * residual
+
+
+def in_flight(stages: int, stage: int, micro_batches: int) -> int:
+    """The most forwards without their backward in DeepSpeed's own schedule."""
+    most = now = 0
+    for commands in TrainSchedule(micro_batches, stages, stage):
+        now += sum(isinstance(command, ForwardPass) for command in commands)
+        most = max(most, now)
+        now -= sum(isinstance(command, BackwardPass) for command in commands)
+    return most
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 8])
+def test_micro_batches_in_flight_are_those_of_the_schedule(stages: int, micro_batches: int) -> None:
+    for index in range(stages):
+        stage = Stage(index, stages, range(1), 0, 0, megatron=True)
+        assert stage.micro_batches_in_flight(micro_batches) == in_flight(stages, index, micro_batches)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from orthros_train.command_line import CommandParser, positive_int, run_command
+from orthros_train.command_line import CommandParser, count, counted, positive_int, run_command
 from orthros_train.errors import InputError
 
 EXAMPLES = """\
@@ -42,7 +42,7 @@ def build_parser() -> CommandParser:
     )
     group.add_argument(
         "--base-sinks",
-        type=_count,
+        type=count,
         metavar="S",
         help="first tokens of a text that every base token sees (default: 1; pretrained models lean on the first "
         "token, and a window alone would take it away)",
@@ -129,7 +129,7 @@ def _to_llama(options: argparse.Namespace) -> int:
 
 
 def _report(folder: object, parameters: int, files: int) -> None:
-    print(f"wrote {folder}: {parameters:,} parameters in {files} file{'s' * (files > 1)}")
+    print(f"wrote {folder}: {counted(parameters, 'parameter')} in {counted(files, 'file')}")
 
 
 def _refuse_idle_options(options: argparse.Namespace) -> None:
@@ -137,14 +137,6 @@ def _refuse_idle_options(options: argparse.Namespace) -> None:
     for name in TO_ORTHROS_ONLY if options.to == "llama" else TO_LLAMA_ONLY:
         if getattr(options, name) is not None:
             raise InputError(f"--{name.replace('_', '-')} has no meaning with --to {options.to}; leave it out")
-
-
-def _count(text: str) -> int:
-    """An argparse type: an integer of at least 0."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError("must be at least 0")
-    return value
 
 
 def _interrupt(signal_number: int, frame: FrameType | None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.command_line import whole_numbers
-from evaluation.demo.steps import StepError, Steps
+from evaluation.demo.steps import DEFAULT_FOLDER, StepError, Steps
 from evaluation.demo.text import LICENSE_NOTE, own_text, shakespeare, write_corpus
 from orthros_train.command_line import CommandParser, run_command
 from orthros_train.config import Config, config_to_yaml, load_config
@@ -31,8 +31,11 @@ EXAMPLES = """\
   python tools/demo.py
   python tools/demo.py --seeds 42,43,44
   python tools/demo.py --text mine.txt --output outputs/mine train.steps=1000"""
+DEFAULT_CONFIG = Path("configs/demo.yaml")
 ARMS = ("transformer", "orthros", "transformer-equal-flops")
 TRANSFORMER = ("model.architecture=transformer", "model.base_window=null")
+CHOSEN_RATE = f"the rate of {DEFAULT_CONFIG}, which was chosen on its transformer arm (docs/LOG.md), not for Orthros"
+GIVEN_RATE = f"as this run's settings give it; that of {DEFAULT_CONFIG} is another"
 PROMPT = "MACBETH.\n"
 SAMPLING = ("--temperature", "0.7", "--top-p", "0.9", "--max-new-tokens", "240", "--seed", "42")
 
@@ -48,8 +51,9 @@ class Demo:
             f"data.train=[{{prefix: {output}/data/train}}]",
             f"data.validation=[{{prefix: {output}/data/validation}}]",
         ]
+        self.config = load_config(config, [*self.overrides, f"output_dir={output}"])
         settings = {
-            "config": config_to_yaml(load_config(config, [*self.overrides, f"output_dir={output}"])),
+            "config": config_to_yaml(self.config),
             "text": str(text) if text else "shakespeare",
             "ranks": ranks,
         }
@@ -58,6 +62,7 @@ class Demo:
 
     def run(self, seeds: Sequence[int], prefill_lengths: Sequence[int]) -> dict[str, Any]:
         """All steps for all seeds; returns everything that the report needs."""
+        self._check_lengths(prefill_lengths)
         text = self.steps.run("text", "Text", self._write_text)
         self.steps.run("tokens", "Tokens", self._tokenize)
         from orthros_train.data import load_tokenizer  # noqa: PLC0415
@@ -72,16 +77,13 @@ class Demo:
             runs[str(seed)] = {arm: self._arm(arm, seed, fair, tokenizer) for arm in ARMS}
         first = seeds[0]
         check = self.steps.run(f"cache-check-{first}", "Cache check", self._check_cache, first)
-        times = self.steps.run(f"times-{first}", "Times", self._time, first, prefill_lengths)
+        name = "-".join(map(str, (first, "at", *prefill_lengths)))
+        times = self.steps.run(f"times-{name}", f"Times, seed {first}", self._time, first, prefill_lengths)
         sample = self.steps.run(f"sample-{first}", "Sample", self._sample, first)
-        config = load_config(self.config_path, self._arguments("orthros", first))
-        from evaluation.machine import describe_machine  # noqa: PLC0415
-
-        machine = describe_machine()
         return {
             "seeds": list(seeds),
             "text": text,
-            "model": config.model.model_dump(),
+            "model": self.config.model.model_dump(),
             "parameters": fair["parameters"],
             "identical": {"weights": fair["weights"], "samples": fair["samples"]},
             "runs": runs,
@@ -91,12 +93,39 @@ class Demo:
             "decode": times["decode"],
             "training": times["training"],
             "sample": sample,
-            "sequence_length": config.train.sequence_length,
-            "precision": config.precision,
+            "sequence_length": self.config.train.sequence_length,
+            "precision": self.config.precision,
             "ranks": self.ranks,
-            "machine": {**machine, "timing_threads": times["threads"]},
-            "commit": machine["commit"] or "unknown",
+            "timing_threads": times["threads"],
+            "recipe": self._recipe(),
+            "steps": self.steps.measured,
             "commands": [runs[str(first)][arm]["command"] for arm in ARMS],
+        }
+
+    def _check_lengths(self, lengths: Sequence[int]) -> None:
+        """Before anything is trained: raises InputError for prompts that the models cannot be timed with."""
+        from evaluation.arm_times import DECODE_STEPS  # noqa: PLC0415
+
+        room = self.config.model.max_position_embeddings - DECODE_STEPS - 1
+        unfit = [length for length in lengths if not 1 <= length <= room]
+        if unfit:
+            raise InputError(
+                f"--prefill-lengths: {unfit[0]} is not from 1 to {room}, which is model.max_position_embeddings less "
+                f"the {DECODE_STEPS + 1} tokens decoded after it"
+            )
+
+    def _recipe(self) -> dict[str, Any]:
+        """The training settings that the report names; the learning rate with how it was chosen."""
+        config = self.config
+        rate = config.optimizer.learning_rate
+        usual = load_config(DEFAULT_CONFIG, []).optimizer.learning_rate
+        return {
+            "global_batch_size": config.train.global_batch_size,
+            "micro_batch_size": config.train.micro_batch_size,
+            "learning_rate": rate,
+            "rate_origin": CHOSEN_RATE if rate == usual else GIVEN_RATE,
+            "schedule": config.schedule.type,
+            "warmup_steps": config.schedule.warmup_steps,
         }
 
     def _arguments(self, arm: str, seed: int, steps: int | None = None) -> list[str]:
@@ -239,8 +268,8 @@ class Demo:
 def build_parser() -> CommandParser:
     """The command line."""
     parser = CommandParser(DESCRIPTION, EXAMPLES)
-    parser.add_argument("--output", type=Path, default=Path("outputs/demo"), help="default: outputs/demo")
-    parser.add_argument("--config", type=Path, default=Path("configs/demo.yaml"), help="default: configs/demo.yaml")
+    parser.add_argument("--output", type=Path, default=DEFAULT_FOLDER, help=f"default: {DEFAULT_FOLDER}")
+    parser.add_argument("--config", type=Path, default=DEFAULT_CONFIG, help=f"default: {DEFAULT_CONFIG}")
     parser.add_argument("--seeds", type=whole_numbers, default=[42], help="one or more, e.g. 42,43,44; default: 42")
     parser.add_argument("--text", type=Path, metavar="FILE", help="UTF-8 text to use instead of Shakespeare's works")
     parser.add_argument("--ranks", type=int, default=2, help="processes to train with; default: 2")
@@ -270,7 +299,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; the same command continues where it was", file=sys.stderr)
         return 130
-    from evaluation.demo.report import findings, write_report  # noqa: PLC0415
+    from evaluation.demo.findings import findings  # noqa: PLC0415
+    from evaluation.demo.report import write_report  # noqa: PLC0415
 
     markdown, page = write_report(results, options.output)
     demo.steps.console.print("\n[bold]What this run shows[/bold]")

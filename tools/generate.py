@@ -9,13 +9,14 @@ A prompt is plain text: what looks like a special token in it is not parsed as o
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from evaluation.model_folder import DTYPES, load_folder_tokenizer, load_model
+from evaluation.model_folder import DTYPES, is_out_of_memory, load_folder_tokenizer, load_model
 from evaluation.text_stream import StopTextStreamer, cut_at_stop
-from orthros_train.command_line import CommandParser, run_command
+from orthros_train.command_line import CommandParser, int_between, positive_int, run_command, seed, unicode_text
 from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,29 +37,39 @@ EXAMPLES = """\
   python tools/generate.py --model outputs/demo/models/orthros-42 < prompt.txt"""
 
 
+LEAST_TEMPERATURE = 1e-6  # logits divided by less leave the range of fp32
+
+
 def build_parser() -> CommandParser:
     """The command line."""
+    sequences = int_between(1, 1024)  # of one prompt: rows of the batch that is decoded
     parser = CommandParser(DESCRIPTION, EXAMPLES)
     parser.add_argument("--model", required=True, help="Hugging Face folder of an Orthros model, with its tokenizer")
     parser.add_argument(
         "--prompt",
         action="append",
+        type=unicode_text,
         metavar="TEXT",
         help="text to continue; may be given several times; '-' reads one prompt from standard input (the default "
         "when no prompt is given)",
     )
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
+    parser.add_argument("--max-new-tokens", type=positive_int, default=128, metavar="N", help="default: 128")
     parser.add_argument("--temperature", type=float, metavar="X", help="sample at this temperature; 0 is greedy")
-    parser.add_argument("--top-k", type=int, metavar="K", help="sample from the K most likely tokens")
+    parser.add_argument("--top-k", type=positive_int, metavar="K", help="sample from the K most likely tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="sample from the smallest set of probability P")
-    parser.add_argument("--num-beams", type=int, default=1, metavar="N", help="beam search; default: 1, none")
+    parser.add_argument("--num-beams", type=sequences, default=1, metavar="N", help="beam search; default: 1, none")
     parser.add_argument(
-        "--num-return-sequences", type=int, default=1, metavar="N", help="continuations of each prompt; default: 1"
+        "--num-return-sequences",
+        type=sequences,
+        default=1,
+        metavar="N",
+        help="continuations of each prompt; default: 1",
     )
-    parser.add_argument("--seed", type=int, default=42, help="of the sampling; default: 42")
+    parser.add_argument("--seed", type=seed, default=42, metavar="N", help="of the sampling; default: 42")
     parser.add_argument(
         "--stop",
         action="append",
+        type=unicode_text,
         default=[],
         metavar="STRING",
         help="end before this string, which may span tokens; may be given several times; \\n and \\t are understood",
@@ -71,13 +82,11 @@ def build_parser() -> CommandParser:
 
 def check_options(options: argparse.Namespace) -> None:
     """Raise InputError for values that cannot work, alone or together."""
-    for name in ("max_new_tokens", "num_beams", "num_return_sequences"):
-        if getattr(options, name) < 1:
-            raise InputError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}")
-    if options.temperature is not None and options.temperature < 0:
-        raise InputError(f"--temperature must be 0 (greedy) or more, got {options.temperature}")
-    if options.top_k is not None and options.top_k < 1:
-        raise InputError(f"--top-k must be at least 1, got {options.top_k}")
+    if options.temperature and not LEAST_TEMPERATURE <= options.temperature < math.inf:
+        raise InputError(
+            f"--temperature must be 0 (greedy) or a finite number of at least {LEAST_TEMPERATURE}, got "
+            f"{options.temperature}"
+        )
     if options.top_p is not None and not 0 < options.top_p <= 1:
         raise InputError(f"--top-p must lie in (0, 1], got {options.top_p}")
     if "" in options.stop:
@@ -161,14 +170,21 @@ def continuations(
     """Text after each prompt, `num_return_sequences` of each in turn, cut before the first stop string."""
     batch = encode(tokenizer, prompts, model.config.max_position_embeddings - options.max_new_tokens)
     stops = [text.replace("\\n", "\n").replace("\\t", "\t") for text in options.stop]
-    output = model.generate(
-        **{name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")},
-        **generation_arguments(options),
-        **({"stop_strings": stops, "tokenizer": tokenizer} if stops else {}),
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        streamer=streamer,
-    )
+    try:
+        output = model.generate(
+            **{name: batch[name].to(model.device) for name in ("input_ids", "attention_mask")},
+            **generation_arguments(options),
+            **({"stop_strings": stops, "tokenizer": tokenizer} if stops else {}),
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            streamer=streamer,
+        )
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(
+            f"{model.device} has too little memory for this; ask for fewer prompts, --num-beams or --max-new-tokens"
+        ) from error
     width = batch["input_ids"].shape[1]
     texts = tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
     return [cut_at_stop(text, stops)[0] for text in texts]

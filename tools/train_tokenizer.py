@@ -9,10 +9,11 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from orthros_train.command_line import CommandParser, positive_int, run_command
+from orthros_train.command_line import CommandParser, int_between, positive_int, run_command
 from orthros_train.data.command_line import add_input_arguments, input_sources
 from orthros_train.data.tokenizer_training import train_tokenizer
 
+MOST_IDS = 2**22  # the trainers reserve memory for all at once
 EXAMPLES = """\
   python tools/train_tokenizer.py --input books/ --vocab-size 32000 --output tokenizers/bpe
   python tools/train_tokenizer.py --input web-*.jsonl.zst --algorithm sentencepiece-unigram --vocab-size 32000 \\
@@ -29,7 +30,7 @@ def build_parser() -> CommandParser:
         help="bpe: byte-level, as a Hugging Face folder; sentencepiece-*: a .model file (default: bpe)",
     )
     parser.add_argument(
-        "--vocab-size", type=positive_int, required=True, metavar="N", help="ids, special tokens included"
+        "--vocab-size", type=int_between(1, MOST_IDS), required=True, metavar="N", help="ids, special tokens included"
     )
     parser.add_argument("--output", type=Path, required=True, metavar="PATH", help="a folder, or a file PATH.model")
     parser.add_argument(

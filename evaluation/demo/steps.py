@@ -1,14 +1,18 @@
 """The demo's steps: each leaves one JSON file with what it found, and is not done again once that file is there.
 
-A folder belongs to one setting of the demo (configuration and text). Seeds are not part of it: more of them can be
-added to a finished demo.
+* The file also says on what the step was measured: machine, commit, load. A report may be written days later, at
+  another commit, from steps of several.
+* A folder belongs to one setting of the demo (configuration and text) from its first finished step on. Seeds are not
+  part of it: more of them can be added to a finished demo.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,42 +21,83 @@ from rich.console import Console
 from evaluation.files import write_output
 from orthros_train.errors import InputError
 
+DEFAULT_FOLDER = Path("outputs/demo")  # what `make clean` removes
+
 
 class StepError(Exception):
     """A step could not be finished; the message says where to look and how to go on."""
 
 
 class Steps:
-    """Runs steps in order and keeps their results in `folder`/results."""
+    """Runs steps in order and keeps their results in `folder`/results.
+
+    `measured` tells of every step that was run or read so far: `title`, `machine`, `started`, `load_average` (before
+    and after) and `seconds`.
+    """
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         """Raises InputError when `folder` holds a demo with other settings."""
         self.folder = folder
+        self.settings = settings
+        self.measured: dict[str, dict[str, Any]] = {}
         self.console = Console(highlight=False)
-        path = folder / "settings.json"
-        if path.is_file():
-            before = _read(path)
-            changed = sorted(name for name in {*before, *settings} if before.get(name) != settings.get(name))
-            if changed:
-                raise InputError(
-                    f"{folder} holds a demo with other settings ({', '.join(changed)}); "
-                    "choose another --output, or remove that folder"
-                )
-        else:
-            write_output(path, json.dumps(settings, indent=1) + "\n")
+        before = _read(self._settings_file) if self._settings_file.is_file() else settings
+        changed = sorted(name for name in {*before, *settings} if before.get(name) != settings.get(name))
+        if changed:
+            raise InputError(
+                f"{folder} holds a demo with other settings ({', '.join(changed)}); give this one a folder of its own "
+                f"with --output OTHER, or remove the old one with {_removal(folder)}"
+            )
+
+    @property
+    def _settings_file(self) -> Path:
+        return self.folder / "settings.json"
 
     def run(self, name: str, title: str, work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-        """The result of step `name`: read if it was finished before, else `work(*arguments)`, with its seconds."""
+        """The result of step `name`: read if it was finished before, else `work(*arguments)`, which is then kept.
+
+        Raises InputError for a result that is damaged or does not say on what it was measured.
+        """
         path = self.folder / "results" / f"{name}.json"
         if path.is_file():
             self.console.print(f"[dim]✓ {title} (done before)[/dim]")
-            return _read(path)
-        self.console.print(f"[bold]▶ {title}[/bold]")
-        start = time.perf_counter()
-        result = {**work(*arguments), "step_seconds_total": round(time.perf_counter() - start, 2)}
-        write_output(path, json.dumps(result, indent=1) + "\n")
-        self.console.print(f"  {result['step_seconds_total']:.1f} s")
-        return result
+            content = _read(path)
+            if not {"measured", "result"} <= content.keys():
+                raise InputError(
+                    f"{path} does not say on what it was measured: it is of an older version of the demo; "
+                    f"remove {self.folder} with {_removal(self.folder)} and run again"
+                )
+        else:
+            self.console.print(f"[bold]▶ {title}[/bold]")
+            content = _measure(work, *arguments)
+            if not self._settings_file.is_file():
+                write_output(self._settings_file, json.dumps(self.settings, indent=1) + "\n")
+            write_output(path, json.dumps(content, indent=1) + "\n")
+            self.console.print(f"  {content['measured']['seconds']:.1f} s")
+        self.measured[name] = {**content["measured"], "title": title}
+        return dict(content["result"])
+
+
+def _measure(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """`work(*arguments)` with the machine, the commit and the load that it had, and the seconds that it took."""
+    from evaluation.machine import describe_machine, load_average  # noqa: PLC0415
+
+    machine, before = describe_machine(), load_average()
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    start = time.perf_counter()
+    result = work(*arguments)
+    measured = {
+        "machine": machine,
+        "started": started,
+        "seconds": round(time.perf_counter() - start, 2),
+        "load_average": [before, load_average()],
+    }
+    return {"measured": measured, "result": result}
+
+
+def _removal(folder: Path) -> str:
+    """The command that removes a demo's folder."""
+    return "`make clean`" if folder == DEFAULT_FOLDER else shlex.join(["rm", "-r", str(folder)])
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def train(config: Path, run: Path, overrides: Sequence[str], ranks: int) -> str:
 
 
 def read_run(run: Path) -> dict[str, Any]:
-    """The figures of a finished run: curves, totals, and the last validation loss."""
+    """The figures of a finished run: curves, totals, the last validation loss, and the commit of every attempt."""
     lines = read_metrics(run / "metrics.jsonl")
     validated = [line for line in lines if line.get("validation_loss") is not None]
     if not validated:
@@ -50,7 +50,14 @@ def read_run(run: Path) -> dict[str, Any]:
         "validation_nll": validated[-1]["validation_loss"],
         "training_seconds": sum(line["step_seconds"] for line in lines),
         "tokens_per_second": statistics.median(line["tokens_per_second"] for line in lines),
+        "commits": _commits(run),
     }
+
+
+def _commits(run: Path) -> list[str | None]:
+    """The commit of each attempt, first to last: an interrupted run may have been continued at another one."""
+    receipt = json.loads((run / "receipt.json").read_text(encoding="utf-8"))
+    return [attempt["commit"] for attempt in (*receipt["previous"], receipt)]
 
 
 def _state(run: Path) -> str:

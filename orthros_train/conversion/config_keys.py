@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import ValidationError
 from transformers import GenerationConfig
 
-from orthros_train.config import ROPE_SCALING_KEYS
+from orthros_train.config_model import ROPE_SCALING_KEYS, RopeScalingSection
 from orthros_train.conversion.families import Family
 from orthros_train.errors import InputError
 
@@ -84,6 +85,7 @@ def check_keys(raw: dict[str, Any], family: Family, where: str) -> None:
                 f"{where}: the key {key!r} (value {value!r}) is not known for model_type {family.model_type!r}; if it "
                 "does not change what the model computes, remove it from a copy of the file"
             )
+    _check_theta(raw, where)
     for key in ("rope_parameters", "rope_scaling"):
         if raw.get(key) is not None:
             _check_rope_keys(raw[key], f"{where}: {key}")
@@ -110,3 +112,25 @@ def _check_rope_keys(rope: Any, where: str) -> None:
     for key in needed:
         if rope.get(key) is None and key != "original_max_position_embeddings":  # transformers fills that one in
             raise InputError(f"{where}: rope_type {rope_type!r} needs the key {key!r}")
+    _check_theta(rope, where)
+    _check_rope_values({"rope_type": rope_type, **{key: rope.get(key) for key in (*needed, *optional)}}, where)
+
+
+def _check_theta(values: dict[str, Any], where: str) -> None:
+    theta = values.get("rope_theta")
+    if theta is not None and (isinstance(theta, bool) or not isinstance(theta, int | float) or theta <= 0):
+        raise InputError(f"{where}: rope_theta is {theta!r}, but must be a positive number")
+
+
+def _check_rope_values(scaling: dict[str, Any], where: str) -> None:
+    """The same bounds as in a run's configuration: transformers itself only warns."""
+    if "original_max_position_embeddings" in scaling and scaling["original_max_position_embeddings"] is None:
+        scaling["original_max_position_embeddings"] = 1  # transformers fills it in
+    try:
+        RopeScalingSection.model_validate(scaling)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["loc"]:
+            name = str(first["loc"][0])
+            raise InputError(f"{where}: {name} is {scaling.get(name)!r}: {first['msg']}") from error
+        raise InputError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error

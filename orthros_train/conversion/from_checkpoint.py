@@ -1,6 +1,6 @@
 """A training checkpoint as a Hugging Face folder: config.json, safetensors, tokenizer, model code, model card.
 
-The weights are the fp32 master weights, put together from the shards of whatever ZeRO stage saved them, and cast to the
+The weights are the fp32 master weights, put together from the pieces of whatever layout saved them, and cast to the
 wanted dtype. The folder appears under its name only when it is complete.
 """
 
@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
 from orthros_train.conversion.model_card import write_model_card
-from orthros_train.conversion.model_parameters import model_name
 from orthros_train.data.output_folder import check_vacant, finished_folder
+from orthros_train.data.tokenizers import HuggingFaceTokenizer, special_token_ids
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.model_folder.model_parameters import model_name
 from orthros_train.parallel.quiet_deepspeed import silenced
 from orthros_train.training.checkpoint_folders import HF_FOLDER, find_checkpoint
 from orthros_train.training.manifest import InvalidCheckpointError, Manifest, read_manifest, verify_files
-from orthros_train.training.master_weights import master_weights
+from orthros_train.training.state_files import SavedState
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -43,7 +42,7 @@ def export_hf(checkpoint_dir: str | Path, output_dir: str | Path, dtype: str = "
     checkpoint, output = find_checkpoint(Path(checkpoint_dir)), Path(output_dir)
     check_vacant(output)
     manifest = _verified(checkpoint)
-    model = _model(checkpoint, DTYPES[dtype])
+    model = _model(checkpoint, manifest, DTYPES[dtype])
     parameters = sum(parameter.numel() for parameter in model.parameters())
     _name_special_tokens(model, checkpoint)
     with finished_folder(output, parameters * DTYPES[dtype].itemsize) as folder:
@@ -78,17 +77,15 @@ def _verified(checkpoint: Path) -> Manifest:
 
 def _name_special_tokens(model: OrthrosForCausalLM, checkpoint: Path) -> None:
     """Tell the model which ids begin, end and pad a text, so that `generate` stops without being told."""
-    tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint / HF_FOLDER)
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        value = getattr(tokenizer, name)
-        if value is not None:
-            setattr(model.config, name, value)
-            setattr(model.generation_config, name, value)
+    for name, index in special_token_ids(HuggingFaceTokenizer(checkpoint / HF_FOLDER)).items():
+        setattr(model.config, name, index)
+        setattr(model.generation_config, name, index)
 
 
-def _model(checkpoint: Path, dtype: torch.dtype) -> OrthrosForCausalLM:
+def _model(checkpoint: Path, manifest: Manifest, dtype: torch.dtype) -> OrthrosForCausalLM:
     config = OrthrosConfig.from_pretrained(checkpoint / HF_FOLDER)
-    weights = {name: tensor.to(dtype) for name, tensor in master_weights(checkpoint).items()}
+    state = SavedState(checkpoint, manifest)
+    weights = {name: state.weight(name).to(dtype) for name in state.parameters}
     with torch.device("meta"):
         model = OrthrosForCausalLM(config)
     unexpected = model.load_state_dict(weights, strict=False, assign=True).unexpected_keys

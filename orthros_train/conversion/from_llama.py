@@ -13,13 +13,6 @@ from transformers.dynamic_module_utils import custom_object_save
 
 from orthros_train.conversion.companions import copy_companions
 from orthros_train.conversion.model_card import hub_name, write_model_card
-from orthros_train.conversion.model_parameters import (
-    build_config,
-    check_parameters,
-    empty_model,
-    is_affine,
-    model_name,
-)
 from orthros_train.conversion.shard_writer import (
     DEFAULT_SHARD_SIZE,
     PlannedTensor,
@@ -28,11 +21,18 @@ from orthros_train.conversion.shard_writer import (
     write_shards,
 )
 from orthros_train.conversion.source_config import SourceConfig, read_source_config
-from orthros_train.conversion.tensor_folder import TensorFolder, TensorInfo
 from orthros_train.data.output_folder import check_vacant, finished_folder
 from orthros_train.data.progress import Progress
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.model_folder.model_parameters import (
+    build_config,
+    check_parameters,
+    empty_model,
+    is_affine,
+    model_name,
+)
+from orthros_train.model_folder.tensor_folder import TensorFolder, TensorInfo
 
 DEFAULT_SINKS = 1  # pretrained Llamas park attention on the first token; a window alone would take it away
 

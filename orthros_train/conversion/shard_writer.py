@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +14,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from orthros_train.conversion.json_files import write_json
-from orthros_train.conversion.tensor_folder import TensorInfo
 from orthros_train.errors import InputError
+from orthros_train.model_folder.json_files import write_json
+from orthros_train.model_folder.tensor_folder import TensorInfo
 
 DEFAULT_SHARD_SIZE = "5GB"
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 @dataclass(frozen=True)
@@ -42,22 +45,32 @@ class ShardPlan:
     total_parameters: int
 
 
+def shard_bytes(size: int | str) -> int:
+    """A shard size as bytes; text is a positive number with a unit of powers of 1000, as in "5GB" or "1.5 MB".
+
+    Raises:
+        InputError: it is anything else, or less than a byte.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B)", str(size).strip(), flags=re.IGNORECASE | re.ASCII)
+    number = size if isinstance(size, int) else float(found[1]) * _UNITS[found[2].upper()] if found else 0
+    if not 1 <= number < math.inf:
+        raise InputError(f"shard size {size!r} is not understood or not positive; give one such as 5GB or 500MB")
+    return int(number)
+
+
 def plan_shards(tensors: Sequence[PlannedTensor], max_shard_size: int | str = DEFAULT_SHARD_SIZE) -> ShardPlan:
     """Fill shards of at most `max_shard_size` (bytes, or text such as "5GB") in the given order.
 
     Raises:
-        InputError: a size that cannot be understood.
+        InputError: as `shard_bytes`.
     """
     by_name = {tensor.info.name: tensor for tensor in tensors}
-    try:
-        split = split_state_dict_into_shards_factory(
-            by_name,
-            get_storage_size=lambda tensor: tensor.info.nbytes,
-            filename_pattern="model{suffix}.safetensors",
-            max_shard_size=max_shard_size,
-        )
-    except ValueError as error:
-        raise InputError(f"shard size {max_shard_size!r} is not understood; give one such as 5GB or 500MB") from error
+    split = split_state_dict_into_shards_factory(
+        by_name,
+        get_storage_size=lambda tensor: tensor.info.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=shard_bytes(max_shard_size),
+    )
     files = {file: [by_name[name] for name in names] for file, names in split.filename_to_tensors.items()}
     elements = sum(tensor.info.nbytes // tensor.info.dtype.itemsize for tensor in tensors)
     return ShardPlan(files, sum(tensor.info.nbytes for tensor in tensors), elements)

@@ -15,8 +15,8 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from orthros_train.conversion.config_keys import check_keys
 from orthros_train.conversion.families import FAMILIES, Family
-from orthros_train.conversion.json_files import read_json_object
 from orthros_train.errors import InputError, damaged_model_errors
+from orthros_train.model_folder.json_files import read_json_object
 
 # Same name and meaning in OrthrosConfig.
 SHARED_OPTIONS = (

@@ -16,15 +16,15 @@ from transformers import AutoConfig
 
 from orthros_train.conversion.companions import copy_companions
 from orthros_train.conversion.families import Family, family_with
-from orthros_train.conversion.json_files import read_json_object, write_json
-from orthros_train.conversion.model_parameters import build_config, check_parameters, empty_model, is_affine
 from orthros_train.conversion.shard_writer import DEFAULT_SHARD_SIZE, PlannedTensor, plan_shards, write_shards
 from orthros_train.conversion.source_config import SHARED_OPTIONS, SourceConfig, interpret
-from orthros_train.conversion.tensor_folder import TensorFolder
 from orthros_train.data.output_folder import check_vacant, finished_folder
 from orthros_train.data.progress import Progress
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig
+from orthros_train.model_folder.json_files import read_json_object, write_json
+from orthros_train.model_folder.model_parameters import build_config, check_parameters, empty_model, is_affine
+from orthros_train.model_folder.tensor_folder import TensorFolder
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from orthros_train.data.encoding import EncodedBatch
 from orthros_train.data.manifest import (
     FileRecord,
     Manifest,
+    SourceRecord,
     TokenizerRecord,
     bin_path,
     idx_path,
@@ -29,6 +30,13 @@ from orthros_train.data.manifest import (
 from orthros_train.data.sources import Source
 from orthros_train.data.storage import file_lock, fsync_path, sha256_file
 from orthros_train.errors import InputError
+
+
+def check_writable(prefix: Path, overwrite: bool) -> None:
+    """Raise InputError if there is a corpus at `prefix` that must not be replaced."""
+    for path in (manifest_path(prefix), bin_path(prefix), idx_path(prefix)):
+        if path.exists() and not overwrite:
+            raise InputError(f"output {path} exists; pass --overwrite or choose another --output-prefix")
 
 
 class CorpusWriter:
@@ -47,9 +55,7 @@ class CorpusWriter:
     def __init__(
         self, prefix: Path, tokenizer: TokenizerRecord, dtype: type[np.number[Any]], *, overwrite: bool
     ) -> None:
-        for path in (manifest_path(prefix), bin_path(prefix), idx_path(prefix)):
-            if path.exists() and not overwrite:
-                raise InputError(f"output {path} exists; pass --overwrite or choose another --output-prefix")
+        check_writable(prefix, overwrite)
         self._prefix, self._tokenizer, self._dtype = prefix, tokenizer, dtype
         self._partial = prefix.with_name(prefix.name + ".partial")
         self._lock = contextlib.ExitStack()
@@ -112,7 +118,7 @@ class CorpusWriter:
             text_bytes=self.text_bytes,
             bin=_record(bin_path(self._data), bin_path(self._prefix).name),
             idx=_record(idx_path(self._data), idx_path(self._prefix).name),
-            sources=[FileRecord(name=source.name, size_bytes=source.size_bytes) for source in sources],
+            sources=[SourceRecord(name=source.name, size_bytes=source.size_bytes) for source in sources],
         )
         manifest_path(self._prefix).unlink(missing_ok=True)  # the old corpus ends here, before its files are replaced
         fsync_path(self._prefix.parent)

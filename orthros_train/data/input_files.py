@@ -48,7 +48,8 @@ def find_inputs(paths: Sequence[str | Path]) -> list[InputFile]:
     """Check the named files; a folder stands for the files of a known format below it, sorted by name.
 
     Raises:
-        InputError: a file is missing, empty, binary or of an unknown format, or a folder holds none of a known format.
+        InputError: a file is missing, unreadable, empty, binary or of an unknown format, or a folder holds none of a
+            known format.
     """
     files: list[InputFile] = []
     for path in map(Path, paths):
@@ -71,6 +72,8 @@ def _classify(path: Path) -> tuple[Format, Compression | None] | None:
 def _check(path: Path) -> InputFile:
     if not path.exists():
         raise InputError(f"input {path} does not exist")
+    if not path.is_file():
+        raise InputError(f"input {path} is neither a file nor a folder; write what it gives to a file first")
     kind = _classify(path)
     if kind is None:
         raise InputError(f"input {path} has an unknown format; expected {_KNOWN}")
@@ -79,8 +82,11 @@ def _check(path: Path) -> InputFile:
         raise InputError(f"input {path} is empty; remove it from the input")
     if file.format == "parquet" and file.compression:
         return file  # looked into when it is decompressed
-    with InputStream(file) as stream:
-        head = stream.read(_HEAD_BYTES)
+    try:
+        with InputStream(file) as stream:
+            head = stream.read(_HEAD_BYTES)
+    except OSError as error:
+        raise InputError(f"input {path} cannot be read: {error.strerror or error}") from error
     if not head:
         raise InputError(f"input {path} is empty once decompressed; remove it from the input")
     if file.format == "parquet":

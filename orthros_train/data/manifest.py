@@ -27,11 +27,20 @@ class TokenizerRecord(_Record):
 
 
 class FileRecord(_Record):
-    """A file of the corpus, or one that it was made of (then without a hash)."""
+    """A file of the corpus."""
 
     name: str
     size_bytes: int
-    sha256: str | None = None
+    sha256: str
+
+
+class SourceRecord(BaseModel):
+    """What the corpus was made of, for people: nothing reads it, so what another version wrote here is no error."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    size_bytes: int
 
 
 class Manifest(_Record):
@@ -47,7 +56,7 @@ class Manifest(_Record):
     text_bytes: int  # UTF-8, EODs excluded
     bin: FileRecord
     idx: FileRecord
-    sources: list[FileRecord]
+    sources: list[SourceRecord]
 
 
 def bin_path(prefix: Path) -> Path:

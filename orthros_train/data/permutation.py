@@ -13,6 +13,9 @@ from __future__ import annotations
 import hashlib
 import struct
 
+import numpy as np
+from numpy.typing import NDArray
+
 _ROUNDS = 8
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -55,3 +58,13 @@ class Permutation:
             left ^= _mix((right + self._keys[i]) & _MASK) & self._left_mask
             right ^= _mix((left + self._keys[i + 1]) & _MASK) & self._right_mask
         return left << self._right_bits | right
+
+
+def shuffled(size: int, key: str) -> NDArray[np.int64]:
+    """0 … size-1 in an order drawn by `key`, all at once: fast where the whole is needed anyway."""
+    return np.random.RandomState(seed32(key)).permutation(size).astype(np.int64)
+
+
+def seed32(key: str) -> int:
+    """A seed for NumPy's RandomState, whose shuffles are frozen, from any text."""
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "little")

@@ -33,6 +33,7 @@ def preprocess(
     workers: int = 1,
     text_key: str = "text",
     overwrite: bool = False,
+    encoded: Iterator[EncodedBatch] | None = None,
 ) -> Manifest:
     """Make a corpus. The files are the same, byte for byte, for any number of workers.
 
@@ -43,10 +44,12 @@ def preprocess(
         workers: processes that encode; 1 means this one.
         text_key: the field of JSON lines that holds the text.
         overwrite: replace a corpus that is there.
+        encoded: the documents of the sources, encoded elsewhere (multi_rank.py); None: encode them here.
 
     Raises:
         InputError: bad input, an existing output, or too little disk space; nothing that looks complete is left.
     """
+    prefix = file_prefix(output_prefix)
     tokenizer = load_tokenizer(tokenizer_section)
     record = TokenizerRecord(
         type=tokenizer.type,
@@ -55,8 +58,8 @@ def preprocess(
         eod_id=tokenizer.eod_id,
     )
     dtype = token_dtype(tokenizer.vocab_size)
-    prefix = Path(output_prefix)
-    encoded = encode_in_order(read_all(sources), tokenizer_section, text_key, dtype, workers)
+    if encoded is None:
+        encoded = encode_in_order(read_all(sources), tokenizer_section, text_key, dtype, workers)
     try:
         with CorpusWriter(prefix, record, dtype, overwrite=overwrite) as writer:
             _write(encoded, writer, sources, prefix)
@@ -65,6 +68,17 @@ def preprocess(
         raise InputError(
             f"corpus {prefix} cannot be made: {error}; free space or choose another --output-prefix"
         ) from error
+
+
+def file_prefix(output_prefix: str | Path) -> Path:
+    """The prefix as a path. Raises InputError for one that names a folder instead of the beginning of file names."""
+    prefix = Path(output_prefix)
+    if str(output_prefix).endswith("/") or prefix.name in ("", "..") or prefix.is_dir():
+        raise InputError(
+            f"--output-prefix {output_prefix} names a folder, but PREFIX.bin, PREFIX.idx and PREFIX.manifest.json are "
+            f"made of it; add a name, for example {prefix / 'corpus'}"
+        )
+    return prefix
 
 
 def _write(encoded: Iterator[EncodedBatch], writer: CorpusWriter, sources: list[Source], prefix: Path) -> None:

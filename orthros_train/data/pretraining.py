@@ -13,7 +13,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orthros_train.config import Config, DataSection, DataSource
-from orthros_train.data.blend import Blend
 from orthros_train.data.corpus import Corpus, open_corpus
-from orthros_train.data.permutation import Permutation
-from orthros_train.data.segments import document_ids, shift_labels
+from orthros_train.data.permutation import seed32
+from orthros_train.data.sample_order import SampleOrder
+from orthros_train.data.segments import IGNORED_LABEL, document_ids, shift_labels
 from orthros_train.data.tokenizers import Tokenizer
 from orthros_train.errors import InputError
 
@@ -84,7 +83,7 @@ class PretrainingData:
         self._eod_id = tokenizer.eod_id if config.data.document_mask else None
         self._key = f"{config.train.seed}/{split}"
         sources = _sources(config.data, split)
-        shares = _shares(config.data, split)
+        shares = split_shares(config.data.split, config.data.validation is not None, split)
         self._vocab_size = vocab_size = config.model.vocab_size or tokenizer.vocab_size
         cache_dir = _cache_dir(config.data, sources)
         self._prefixes = [source.prefix for source in sources]
@@ -94,12 +93,12 @@ class PretrainingData:
             corpus = open_corpus(source.prefix, tokenizer, vocab_size)
             documents = split_documents(corpus.manifest.documents, shares, split)
             _require_one_sample(corpus, documents, self._length, split)
-            seed = _seed32(f"{self._key}/documents/{number}")
+            seed = seed32(f"{self._key}/documents/{number}")
             self._rows.append(PackedRows(corpus, documents, self._length, seed, cache_dir))
             records.append([corpus.manifest.bin.sha256, documents.start, documents.stop])
-        self._blend = Blend([source.weight for source in sources])
         self.epoch_sizes = tuple(len(rows) for rows in self._rows)
-        identity = [_ORDER_VERSION, self._key, self._length, self._eod_id, self._blend.shares, records]
+        self._order = SampleOrder([source.weight for source in sources], self.epoch_sizes, f"{self._key}/rows")
+        identity = [_ORDER_VERSION, self._key, self._length, self._eod_id, self._order.shares, records]
         self.fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
     def sample(self, index: int) -> Sample:
@@ -120,23 +119,37 @@ class PretrainingData:
 
     def sample_id(self, index: int) -> tuple[int, int, int]:
         """(source, epoch, row of the source) of sample `index`: what it holds, without reading it."""
-        source, count = self._blend[index]
-        epoch, k = divmod(count, self.epoch_sizes[source])
-        return source, epoch, _epoch_order(self.epoch_sizes[source], f"{self._key}/rows/{source}/{epoch}")[k]
+        return self._order[index]
+
+    def output_count(self, index: int) -> None:
+        """None: every sample has an output token at every position."""
 
 
-def collate(samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
+def collate(samples: Sequence[Sample], output_slots: int | None = None) -> dict[str, torch.Tensor]:
     """Stack samples into a micro-batch.
 
+    Args:
+        samples: of equal length T.
+        output_slots: M, at least the labels of any sample: output tokens stand where the labels are, and -1 fills up.
+            None: an output token at every position.
+
     Returns:
-        input_ids, shift_labels and, unless the samples have none, document_ids: (B, T) int64.
+        input_ids (B, T), shift_labels (B, T or M), with `output_slots` output_positions (B, M), and document_ids (B, T)
+        unless no sample has any: int64.
     """
     import torch  # noqa: PLC0415 (takes seconds, and samples do not need it)
 
-    batch = {
-        "input_ids": torch.from_numpy(np.stack([sample.input_ids for sample in samples])),
-        "shift_labels": torch.from_numpy(np.stack([sample.shift_labels for sample in samples])),
-    }
+    batch = {"input_ids": torch.from_numpy(np.stack([sample.input_ids for sample in samples]))}
+    if output_slots is None:
+        batch["shift_labels"] = torch.from_numpy(np.stack([sample.shift_labels for sample in samples]))
+    else:
+        positions = np.full((len(samples), output_slots), -1, dtype=np.int64)
+        labels = np.full_like(positions, IGNORED_LABEL)
+        for row, sample in enumerate(samples):
+            columns = np.flatnonzero(sample.shift_labels != IGNORED_LABEL)
+            positions[row, : len(columns)] = columns
+            labels[row, : len(columns)] = sample.shift_labels[columns]
+        batch["output_positions"], batch["shift_labels"] = torch.from_numpy(positions), torch.from_numpy(labels)
     segments = [sample.document_ids for sample in samples if sample.document_ids is not None]
     if segments:
         batch["document_ids"] = torch.from_numpy(np.stack(segments))
@@ -168,13 +181,14 @@ def _sources(data: DataSection, split: SplitName) -> list[DataSource]:
     return data.validation
 
 
-def _shares(data: DataSection, split: SplitName) -> tuple[float, float, float]:
-    """Shares of train, validation and test of the split's sources."""
-    if data.validation is None:
-        return data.split
-    if split == "validation":
-        return 0.0, 1.0, 0.0
-    return data.split[0] + data.split[1], 0.0, data.split[2]
+def split_shares(
+    shares: tuple[float, float, float], validation_named: bool, split: SplitName
+) -> tuple[float, float, float]:
+    """Train, validation and test shares of the sources of `split`, whose own are `shares` unless validation sources are
+    named: those are all validation, and the training sources' validation share stays with training."""
+    if not validation_named:
+        return shares
+    return (0.0, 1.0, 0.0) if split == "validation" else (shares[0] + shares[1], 0.0, shares[2])
 
 
 def _cache_dir(data: DataSection, sources: list[DataSource]) -> Path:
@@ -190,13 +204,3 @@ def _require_one_sample(corpus: Corpus, documents: range, sequence_length: int, 
             f"{tokens} tokens, and one sample takes train.sequence_length + 1 = {sequence_length + 1}; change "
             f"data.split, use {name}, or lower train.sequence_length"
         )
-
-
-def _seed32(key: str) -> int:
-    """A seed for NumPy's frozen RandomState, from any text."""
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "little")
-
-
-@lru_cache(maxsize=1024)
-def _epoch_order(size: int, key: str) -> Permutation:
-    return Permutation(size, key)

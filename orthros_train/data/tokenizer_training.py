@@ -163,11 +163,11 @@ def _lines(texts: _Texts) -> Iterator[str]:
 
 
 def _publish(output: Path, write: Callable[[Path], object]) -> None:
-    """Write to another name, then rename: the output is complete or absent."""
-    output.parent.mkdir(parents=True, exist_ok=True)
+    """Write to another name, then rename: the output is complete or absent. Raises InputError if it cannot be."""
     partial = output.with_name(f".{output.name}.partial-{os.getpid()}")
     replaced = output.with_name(f".{output.name}.replaced-{os.getpid()}")
     try:
+        output.parent.mkdir(parents=True, exist_ok=True)
         write(partial)
         for path in [*partial.rglob("*"), partial]:
             fsync_path(path)
@@ -175,9 +175,11 @@ def _publish(output: Path, write: Callable[[Path], object]) -> None:
             output.rename(replaced)  # a folder cannot be renamed onto another
         partial.replace(output)
         fsync_path(output.parent)
+    except OSError as error:
+        raise InputError(f"{output} cannot be written: {error.strerror or error}; choose another --output") from error
     finally:
         for path in (partial, replaced):
             if path.is_dir():
                 shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            elif path.exists():
+                path.unlink()

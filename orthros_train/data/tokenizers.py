@@ -35,6 +35,8 @@ class Tokenizer(Protocol):
     type: TokenizerType
     vocab_size: int  # every id is below it
     eod_id: int  # ends a document
+    bos_id: int | None  # begins a text
+    pad_id: int | None  # fills up a row
     fingerprint: str  # SHA-256 of the definition, hex
 
     def encode(self, text: str) -> list[int]:
@@ -68,6 +70,8 @@ class ByteTokenizer:
     type: TokenizerType = "byte"
     vocab_size = 259
     eod_id = 257
+    bos_id: int | None = 256
+    pad_id: int | None = 258
     fingerprint = hashlib.sha256(b"bytes 0-255, <bos> 256, <eos> 257, <pad> 258").hexdigest()
 
     def __init__(self) -> None:
@@ -104,6 +108,8 @@ class SentencePieceTokenizer:
         parse_sentencepiece(self._model)  # refused now rather than when the trained model is exported
         self.vocab_size: int = self._processor.get_piece_size()
         self.eod_id: int = self._processor.eos_id()
+        self.bos_id = _if_any(self._processor.bos_id())
+        self.pad_id = _if_any(self._processor.pad_id())
         if self.eod_id < 0:
             raise InputError(
                 f"tokenizer {path} has no end-of-sentence piece, which ends documents; train it with eos_id set"
@@ -149,6 +155,7 @@ class HuggingFaceTokenizer:
         self._backend.encode_special_tokens = True
         self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
         self.eod_id = _eos_id(folder, self._backend)
+        self.bos_id, self.pad_id = (_optional_id(folder, self._backend, name) for name in ("bos_token", "pad_token"))
         for key in ("truncation", "padding"):  # overridden above, so no part of what ids text gets
             definition.pop(key, None)
         canonical = json.dumps([definition, self.eod_id], sort_keys=True, ensure_ascii=True)
@@ -178,21 +185,47 @@ _TOKENIZER_FILES = (
 )
 
 
+def special_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """The ids that begin, end and pad a text, as far as there are such, under the names of a model's config.json."""
+    ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eod_id, "pad_token_id": tokenizer.pad_id}
+    return {name: value for name, value in ids.items() if value is not None}
+
+
 def _eos_id(folder: Path, backend: hf.Tokenizer) -> int:
     """Id of the EOS token that the folder's own files name."""
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        token = _read_json(folder / name).get("eos_token")
+    token, file = _named_token(folder, "eos_token")
+    if token is None:
+        raise InputError(
+            f"tokenizer {folder} names no eos_token, which ends documents; add one to its tokenizer_config.json"
+        )
+    index = backend.token_to_id(token)
+    if index is None:
+        raise InputError(f"tokenizer {folder}: eos_token {token!r} of {file} is not in the vocabulary; correct it")
+    return index
+
+
+def _optional_id(folder: Path, backend: hf.Tokenizer, name: str) -> int | None:
+    """Id of another special token; None where the folder names none, or one that is not in the vocabulary."""
+    token, _ = _named_token(folder, name)
+    return None if token is None else backend.token_to_id(token)
+
+
+def _named_token(folder: Path, name: str) -> tuple[str | None, str]:
+    """The special token of that name, and the file that says so; None where none does."""
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        token = _read_json(folder / file).get(name)
         if isinstance(token, dict):  # an AddedToken
             token = token.get("content")
-        if token is None:
-            continue
-        index = backend.token_to_id(token)
-        if index is None:
-            raise InputError(f"tokenizer {folder}: eos_token {token!r} of {name} is not in the vocabulary; correct it")
-        return index
-    raise InputError(
-        f"tokenizer {folder} names no eos_token, which ends documents; add one to its tokenizer_config.json"
-    )
+        if token is not None and not isinstance(token, str):
+            raise InputError(f"tokenizer {folder}: {name} of {file} is {token!r}, not a text; correct it")
+        if token is not None:
+            return token, file
+    return None, ""
+
+
+def _if_any(index: int) -> int | None:
+    """SentencePiece's -1 means that there is no such piece."""
+    return None if index < 0 else index
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class KVCache(Cache):
         elif counts is None:
             longest = self._longest + columns
         else:
-            longest = max(int((self.lengths + counts).max()), self._longest)
+            longest = int((self.lengths + counts).max())
         self._pending = (columns, longest, counts)
         if counts is not None or self.uniform_length is None:
             grid = torch.arange(columns, device=device).expand(batch_size, columns)

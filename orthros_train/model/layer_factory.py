@@ -5,6 +5,7 @@ this one builds plain modules, the parallel one overrides its methods and keeps 
 """
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -79,8 +80,16 @@ class LayerFactory:
         """The shape of the whole parameter of which this rank holds `parameter`."""
         return tuple(parameter.shape)
 
+    def split_dim(self, parameter: Tensor) -> int | None:
+        """The dim along which ranks hold parts of the parameter; None: every rank holds the whole."""
+        return None
+
+    def slices(self, parameter: Tensor, shape: Sequence[int]) -> tuple[slice, ...]:
+        """Where in the whole parameter, of this shape, this rank's part lies: a slice for each dim."""
+        return tuple(slice(0, size) for size in shape)
+
     def shard(self, parameter: Tensor, whole: Tensor) -> Tensor:
-        """This rank's part, shaped as `parameter`, of the whole tensor of shape `full_shape(parameter)`."""
+        """This rank's part of the whole tensor of shape `full_shape(parameter)`."""
         return whole
 
     def reset_parameter(self, name: str, parameter: Tensor, seed: int) -> None:

@@ -92,11 +92,18 @@ class RowAlignment:
         return values.expand(self.order.shape[0], *values.shape[1:])[rows, self.order]
 
     def output_columns(self, columns: OutputColumns) -> tuple[OutputColumns, Callable[[Tensor], Tensor]]:
-        """Aligned output columns, in increasing order, and the function that undoes that order on (B, M, …)."""
+        """Aligned output columns, in increasing order, and the function that undoes that order on (B, M, …).
+
+        Raises:
+            ValueError: a column of a tensor is padding, which has no logits. Checked on CPU only, as positions are.
+        """
         if columns is None:
             return None, lambda outputs: take_tokens(outputs, self.place)
         place = self.place[:, -columns:] if isinstance(columns, int) else self.place.gather(1, columns.clamp(min=0))
         if isinstance(columns, Tensor):
+            on_padding = (place >= self.counts[:, None]) & (columns >= 0)
+            if not columns.is_cuda and bool(on_padding.any()):
+                raise ValueError("output_positions must not lie on padding (attention_mask 0); mark unused slots by -1")
             place = torch.where(columns >= 0, place, 0)  # an unused slot: the row's first real token
         ordered, permutation = place.sort(dim=1)
         return ordered, lambda outputs: take_tokens(outputs, permutation.argsort(dim=1))

@@ -2,8 +2,10 @@
 
 quiet_deepspeed.py      DeepSpeed, imported once and kept quiet
 mesh.py                 the axes (tensor, data, pipeline) and their process groups
+factory.py              which layers a rank is built from
 tensor_parallel.py      the layer factory on megatron-core's modules
 sequence_layout.py      the two streams sharded by tokens between the products
 pipeline.py             the layers as stages of DeepSpeed's PipelineModule
+nonfinite.py            a bad loss made to reach every rank
 device_differences.py   what a CPU run has to supply
 """

@@ -17,13 +17,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
-from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
-from deepspeed.runtime.utils import partition_balanced
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from orthros_train.errors import InputError
+from orthros_train.config_parallel import check_pipeline_size
 from orthros_train.model.attention_kernels import choose_kernel
 from orthros_train.model.configuration_orthros import OrthrosConfig
 from orthros_train.model.layer_factory import LayerFactory
@@ -32,6 +29,14 @@ from orthros_train.model.rope import RotaryEmbedding
 from orthros_train.model.stream_layout import take_tokens
 from orthros_train.model.stream_plan import StreamPlan, plan_streams
 from orthros_train.parallel.mesh import Mesh
+from orthros_train.parallel.nonfinite import poisoned
+from orthros_train.parallel.quiet_deepspeed import (
+    LayerSpec,
+    PipelineModule,
+    PipeModelDataParallelTopology,
+    TiedLayerSpec,
+    partition_balanced,
+)
 
 Carried = tuple[Tensor, Tensor]  # the residual and the layout
 TIED = "embed"  # DeepSpeed's key of the embedding that serves as head, too
@@ -153,11 +158,7 @@ class PipelinedModel(PipelineModule):
     def __init__(
         self, config: OrthrosConfig, factory: LayerFactory, mesh: Mesh, sequence_length: int, recompute: bool = False
     ) -> None:
-        if config.num_hidden_layers < mesh.pipeline_size:
-            raise InputError(
-                f"parallel.pipeline={mesh.pipeline_size} is more stages than model.num_hidden_layers="
-                f"{config.num_hidden_layers} can fill; lower parallel.pipeline"
-            )
+        check_pipeline_size(mesh.pipeline_size, config.num_hidden_layers)
         self.config, self.factory = config, factory
         self._weights = layer_weights(config)
         planner = StagePlanner(config, sequence_length)
@@ -180,16 +181,10 @@ class PipelinedModel(PipelineModule):
             loss_fn=self._loss,
         )
 
-    @torch.no_grad()
-    def reset_parameters(self, seed: int) -> None:
-        """Start from the values that OrthrosForCausalLM.reset_parameters gives, whatever the stage."""
-        for name, parameter in self.named_parameters():
-            self.factory.reset_parameter(canonical_name(name), parameter, seed)
-
     def _loss(self, logits: Tensor, labels: tuple[Tensor, Tensor]) -> Tensor:
         """Sum of the label losses times a scale: `labels` are (shift labels (B, M), scale (1,))."""
         shift_labels, scale = labels
-        return self.factory.cross_entropy(logits, shift_labels).sum() * scale.reshape(())
+        return poisoned(self.factory.cross_entropy(logits, shift_labels).sum() * scale.reshape(()))
 
     def _tied_logits(self, embedding: EmbeddingStage, normed: Tensor) -> Tensor:
         return self.factory.tied_logits(normed, embedding.get_parameter("embed_tokens.weight"))

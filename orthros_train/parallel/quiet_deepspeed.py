@@ -51,11 +51,29 @@ with silenced(), _without_compiling():
     import deepspeed
     import deepspeed.ops
     import deepspeed.runtime.zero.muon.muon_optimizer
-    from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+    from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+    from deepspeed.runtime.utils import partition_balanced
 
 deepspeed.utils.logger.setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", message=r"`?torch\.distributed\.\w+`? is deprecated", category=FutureWarning)
 if not torch.cuda.is_available():
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
-__all__ = ["CheckpointEngine", "deepspeed", "silenced"]
+
+def join_process_group() -> None:
+    """Tell DeepSpeed of torch's process group, once it exists and before anything of DeepSpeed's that communicates."""
+    with silenced():
+        deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+
+
+__all__ = [
+    "LayerSpec",
+    "PipeModelDataParallelTopology",
+    "PipelineModule",
+    "TiedLayerSpec",
+    "deepspeed",
+    "join_process_group",
+    "partition_balanced",
+    "silenced",
+]

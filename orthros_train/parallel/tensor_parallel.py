@@ -11,6 +11,7 @@ Shapes: B batch, N tokens, H query heads, d head size, R ranks of the tensor axi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from megatron.core import tensor_parallel as mcore
 from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor, nn
 
-from orthros_train.errors import InputError
+from orthros_train.config_parallel import check_tensor_size, padded_vocabulary
 from orthros_train.model.configuration_orthros import OrthrosConfig
 from orthros_train.model.layer_factory import IGNORE_INDEX, LayerFactory, RMSNorm
 from orthros_train.parallel.device_differences import sequence_parallel_without_cuda
@@ -33,8 +34,12 @@ class ColumnLinear(mcore.ColumnParallelLinear):
     get_extra_state = nn.Module.get_extra_state  # megatron's placeholder breaks Universal Checkpoint
 
     def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The output alone, by the given weight if there is none of its own; megatron's also returns the bias."""
-        out, _ = super().forward(x, weight)
+        """The output, by the given weight if there is none of its own.
+
+        The bias is added here: megatron's product with a frozen weight has no gradient for it.
+        """
+        out, bias = super().forward(x, weight)
+        out = out if bias is None else out + bias
         return out.transpose(0, 1) if self.sequence_parallel else out
 
 
@@ -75,19 +80,10 @@ class TensorParallelFactory(LayerFactory):
     def __init__(self, config: OrthrosConfig, mesh: Mesh) -> None:
         super().__init__(config)
         H, G, _ = config.head_shape
-        for name, size in (
-            ("num_attention_heads", H),
-            ("num_key_value_heads", G),
-            ("intermediate_size", config.intermediate_size),
-        ):
-            if size % mesh.tensor_size:
-                raise InputError(
-                    f"model.{name}={size} does not divide by parallel.tensor={mesh.tensor_size}; "
-                    "set parallel.tensor to a common divisor of heads, KV heads and intermediate_size"
-                )
+        check_tensor_size(mesh.tensor_size, H, G, config.intermediate_size)
         self.mesh = mesh
         self._tied_head: ColumnLinear | None = None
-        self.padded_vocab = -(-config.vocab_size // mesh.tensor_size) * mesh.tensor_size
+        self.padded_vocab = padded_vocabulary(config.vocab_size, mesh.tensor_size)
         self.megatron = ModelParallelConfig(
             tensor_model_parallel_size=mesh.tensor_size,
             sequence_parallel=mesh.sequence_parallel,
@@ -101,7 +97,10 @@ class TensorParallelFactory(LayerFactory):
 
     def column(self, in_features: int, out_features: int, bias: bool = False) -> nn.Module:
         """Output channels split over the axis."""
-        return self._split(ColumnLinear(in_features, out_features, bias=bias, gather_output=False, **self._common()), 0)
+        linear = ColumnLinear(
+            in_features, out_features, bias=bias, gather_output=False, skip_bias_add=True, **self._common()
+        )
+        return self._split(linear, 0)
 
     def row(self, in_features: int, out_features: int, bias: bool = False) -> nn.Module:
         """Input channels split over the axis; the bias is whole on every rank."""
@@ -146,24 +145,33 @@ class TensorParallelFactory(LayerFactory):
     def full_shape(self, parameter: Tensor) -> tuple[int, ...]:
         """The whole parameter's shape, with the vocabulary as it is outside."""
         shape = list(parameter.shape)
-        if (dim := self.partition_dim(parameter)) is not None:
+        if (dim := self.split_dim(parameter)) is not None:
             shape[dim] *= self.mesh.tensor_size
         if getattr(parameter, "is_vocabulary", False):
             shape[0] = self.config.vocab_size
         return tuple(shape)
 
+    def slices(self, parameter: Tensor, shape: Sequence[int]) -> tuple[slice, ...]:
+        """This rank's share of the split dim, less what of it is padding of the vocabulary."""
+        found = [slice(0, size) for size in shape]
+        if (dim := self.split_dim(parameter)) is not None:
+            start = self.mesh.tensor_rank * self._share(shape[dim])
+            found[dim] = slice(min(start, shape[dim]), min(start + self._share(shape[dim]), shape[dim]))
+        return tuple(found)
+
     def shard(self, parameter: Tensor, whole: Tensor) -> Tensor:
         """This rank's part of the whole tensor; padding rows of the vocabulary are zero."""
-        dim = self.partition_dim(parameter)
-        if dim is None:
-            return whole
-        missing = parameter.shape[dim] * self.mesh.tensor_size - whole.shape[dim]
-        if missing:
-            whole = torch.cat((whole, whole.new_zeros(missing, *whole.shape[1:])), dim=0)
-        return whole.chunk(self.mesh.tensor_size, dim=dim)[self.mesh.tensor_rank]
+        part = whole[self.slices(parameter, whole.shape)]
+        dim = self.split_dim(parameter)
+        if dim is not None and (missing := self._share(whole.shape[dim]) - part.shape[dim]):
+            part = torch.cat((part, whole.new_zeros(missing, *whole.shape[1:])), dim=0)
+        return part
 
-    @staticmethod
-    def partition_dim(parameter: Tensor) -> int | None:
+    def _share(self, size: int) -> int:
+        """What each rank holds of a dim, padding included."""
+        return -(-size // self.mesh.tensor_size)
+
+    def split_dim(self, parameter: Tensor) -> int | None:
         """The dim that is split over the tensor axis; None for a replicated parameter."""
         return parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None  # type: ignore[attr-defined]
 

@@ -1,6 +1,6 @@
 """Checkpoints: saved whole or not at all, found again, and kept in a bounded number.
 
-    checkpoints/step_00000020/    DeepSpeed's state files, hf/ (config.json, tokenizer), manifest.json
+    checkpoints/step_00000020/    state/ (a file a rank, state_files.py), hf/ (config.json, tokenizer), manifest.json
     checkpoints/latest            the newest one's name, for people and scripts; resuming looks at the folders
     checkpoints/.saving_*         a save in progress, or what a killed one left: removed by the next start or save
     checkpoints/.deleting_*       a folder on its way out
@@ -26,7 +26,7 @@ from orthros_train.errors import InputError
 from orthros_train.training.checkpoint_folders import HF_FOLDER, checkpoint_folders
 from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.failures import TrainingFailureError
-from orthros_train.training.hashed_file import record_existing, save_hashed
+from orthros_train.training.hashed_file import record_existing
 from orthros_train.training.manifest import (
     FileRecord,
     InvalidCheckpointError,
@@ -36,8 +36,9 @@ from orthros_train.training.manifest import (
     verify_files,
 )
 from orthros_train.training.ranks import Ranks
+from orthros_train.training.state_files import STATE_FOLDER, merge_parameters, save_state
 
-SAVING, DELETING, RELAYOUT, INVALID = ".saving_", ".deleting_", ".relayout_", ".invalid"
+SAVING, DELETING, INVALID = ".saving_", ".deleting_", ".invalid"
 
 
 class SaveError(TrainingFailureError):
@@ -66,21 +67,24 @@ def save_checkpoint(
         with _disk_problems(final):
             shutil.rmtree(temporary, ignore_errors=True)
             (temporary / HF_FOLDER).mkdir(parents=True)
+            (temporary / STATE_FOLDER).mkdir()
             write_hf_files(temporary / HF_FOLDER)
 
-    def write() -> list[FileRecord]:
+    def write() -> FileRecord:
         with _disk_problems(final):
-            return [save_hashed(state, temporary / name, name) for name, state in engine.state_files()]
+            return save_state(engine, temporary)
 
     def publish() -> None:
         with _disk_problems(final):
-            _publish(replace(manifest, files=records), temporary, final)
+            _publish(complete, temporary, final)
             _delete_oldest(folder, keep_last)
 
     try:
         ranks.on_main(prepare, (SaveError,))
-        written = ranks.gather_objects(ranks.together(write, (SaveError,)))
-        records = tuple(record for records in written for record in records)
+        records, parameters = zip(
+            *ranks.gather_objects((ranks.together(write, (SaveError,)), engine.parameters)), strict=True
+        )
+        complete = replace(manifest, files=records, parameters=merge_parameters(parameters))
         ranks.on_main(publish, (SaveError,))
     except SaveError:
         if ranks.is_main:
@@ -169,7 +173,7 @@ def _read_and_verify(path: Path, ranks: Ranks) -> tuple[Manifest | None, str]:
 def clean_up(folder: Path, damaged: tuple[tuple[Path, str], ...]) -> None:
     """Remove what killed saves left behind, and set damaged checkpoints aside under a name that is never loaded."""
     for path in folder.iterdir():
-        if path.name.startswith((SAVING, DELETING, RELAYOUT)):
+        if path.name.startswith((SAVING, DELETING)):
             shutil.rmtree(path, ignore_errors=True)
     for path, _ in damaged:
         aside = path.with_name(f"{path.name}{INVALID}")

@@ -9,14 +9,12 @@ from orthros_train.config import Config
 from orthros_train.errors import InputError
 
 MASTER_AND_MOMENTS_BYTES = 12  # per parameter: fp32 master weight and two fp32 Adam moments
-WEIGHT_BYTES = {"fp32": 4, "bf16": 2}
-OVERHEAD = 1.02  # alignment of flat groups, headers, tokenizer, manifest
+OVERHEAD = 1.01  # headers, tokenizer, manifest
 
 
-def checkpoint_bytes(parameters: int, precision: str, zero_stage: int) -> int:
-    """Estimated size of one checkpoint of a model with this many parameters. ZeRO-3 saves the master weights alone."""
-    weight = 0 if zero_stage == 3 else WEIGHT_BYTES[precision]
-    return int(parameters * (MASTER_AND_MOMENTS_BYTES + weight) * OVERHEAD) + 2**20
+def checkpoint_bytes(parameters: int) -> int:
+    """Estimated size of one checkpoint of a model with this many parameters."""
+    return int(parameters * MASTER_AND_MOMENTS_BYTES * OVERHEAD) + 2**20
 
 
 def check_disk_space(folder: Path, config: Config, parameters: int, first_step: int, existing: int) -> None:
@@ -24,7 +22,7 @@ def check_disk_space(folder: Path, config: Config, parameters: int, first_step: 
 
     Up to `keep_last` stay and one more is being written; those that exist already take no further room.
     """
-    size = checkpoint_bytes(parameters, config.precision, config.parallel.zero_stage)
+    size = checkpoint_bytes(parameters)
     count = max(1, min(saves_to_come(config, first_step), config.checkpoint.keep_last + 1 - existing))
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free

@@ -1,44 +1,39 @@
-"""One optimizer step on DeepSpeed's plain engine, exactly weighted by tokens.
+"""One optimizer step on DeepSpeed, exactly weighted by tokens; what both kinds of engine have in common.
 
 * Loss: the sum over the valid labels of the global batch divided by their number N, which all ranks agree on before the
-  backward. DeepSpeed averages gradients over the R ranks, so a micro-batch's loss is (its sum / N) · R, and it is not
-  divided by the number of micro-batches.
-* Non-finite: the loss is multiplied by 1, or by NaN where it is not finite. A bad loss so becomes a bad gradient,
-  reaches all ranks in the reduction, and the one check that ZeRO makes before it touches weights or moments (is the
-  global gradient norm finite?) decides for all ranks together.
+  backward. DeepSpeed averages gradients over the R replicas, so each engine scales its losses by R.
 * bf16: weights and activations are bf16; master weights, moments, accumulated and reduced gradients are fp32.
 * ZeRO stage 0 is not offered: DeepSpeed clips wrongly there.
+
+plain_engine.py holds every layer on every rank (or its share of the tensor axis) and combines with ZeRO 1, 2 and 3;
+pipeline_engine.py holds a stage, with ZeRO-1.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
 from orthros_train.config import Config
-from orthros_train.parallel.quiet_deepspeed import CheckpointEngine, deepspeed, silenced
+from orthros_train.model import OrthrosConfig
+from orthros_train.model.layer_factory import LayerFactory
+from orthros_train.parallel.mesh import Mesh, ModelParallelUnit
+from orthros_train.parallel.quiet_deepspeed import deepspeed, join_process_group, silenced
 from orthros_train.training.batches import Batch
-from orthros_train.training.optimizer import build_optimizer, set_learning_rate
+from orthros_train.training.manifest import ParameterRecord
+from orthros_train.training.optimizer import build_optimizer
 from orthros_train.training.ranks import Ranks
-
-# What DeepSpeed's converter to a universal checkpoint wants to know; nothing is sliced over tensor-parallel ranks.
-UNIVERSAL_CHECKPOINT_INFO = {
-    "universal_checkpoint_version": 0.2,
-    "tp_replicated_parameter_patterns": [".*"],
-}
 
 
 @dataclass(frozen=True)
 class StepResult:
     """What one rank knows after a step."""
 
-    loss: float  # this rank's share: the sum of its label losses / N; shares add up to the global loss
+    loss: float  # the replica's share: the sum of its label losses / N; the replicas' shares add up to the global loss
     grad_norm: float  # of the global gradient before clipping; not finite if the step was skipped
     applied: bool  # False: weights and moments are untouched
 
@@ -53,106 +48,86 @@ def deepspeed_config(config: Config, accumulation_steps: int) -> dict[str, Any]:
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         "checkpoint": {"tag_validation": "Ignore"},
+        # the boundary tensors whole on each rank of the tensor axis, as the layers on both sides want them
+        "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
+        "steps_per_print": 2**31,
     }
     if config.precision == "bf16":
         settings["bf16"] = {"enabled": True, "check_grad_overflow": True}
     return settings
 
 
-class TrainingEngine:
-    """A model, its optimizer and its gradients, sharded over the ranks as `parallel.zero_stage` says."""
+class TrainingEngine(ABC):
+    """A model, its optimizer and its gradients, laid over the ranks as `parallel` says.
 
-    def __init__(self, model: PreTrainedModel, config: Config, ranks: Ranks, accumulation_steps: int) -> None:
-        if config.train.activation_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.universal_checkpoint_info = UNIVERSAL_CHECKPOINT_INFO  # type: ignore[assignment]
-        self.ranks = ranks
+    Args:
+        module: this rank's part of the fp32 model, at its initial values.
+        factory: what built its layers.
+        config: the run's.
+        ranks: all of them.
+        mesh: this rank's place among them.
+        accumulation_steps: micro-batches of a replica in one optimizer step.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        factory: LayerFactory,
+        config: Config,
+        ranks: Ranks,
+        mesh: Mesh,
+        accumulation_steps: int,
+    ) -> None:
+        self.factory, self.ranks, self.mesh = factory, ranks, mesh
         self.zero_stage = config.parallel.zero_stage
-        optimizer = build_optimizer(model, config.optimizer, ranks.device)
+        self.accumulation_steps = accumulation_steps
+        named = [(self.canonical_name(name), parameter) for name, parameter in module.named_parameters()]
+        self.parameters = {  # noted before ZeRO-3 takes the shapes away
+            name: ParameterRecord(factory.full_shape(parameter), factory.split_dim(parameter))
+            for name, parameter in named
+        }
+        optimizer = build_optimizer(named, config.optimizer, ranks.device)
+        unit = ModelParallelUnit(mesh) if mesh.tensor_size > 1 and mesh.pipeline_size == 1 else None
+        join_process_group()
         with silenced():
-            deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
             self.deepspeed, *_ = deepspeed.initialize(
-                model=model, optimizer=optimizer, config=deepspeed_config(config, accumulation_steps)
+                model=module, optimizer=optimizer, config=deepspeed_config(config, accumulation_steps), mpu=unit
             )
 
     @property
     def module(self) -> nn.Module:
-        """The model itself; under ZeRO-3 its parameters are shards."""
+        """This rank's part of the model; under ZeRO-3 its parameters are shards."""
         return self.deepspeed.module
 
+    @property
+    def model_config(self) -> OrthrosConfig:
+        """The configuration that this rank's part of the model attends by."""
+        return self.deepspeed.module.config
+
+    @abstractmethod
     def step(self, micro_batches: Sequence[Batch], valid_labels: int, learning_rate: float) -> StepResult:
-        """One update from this rank's micro-batches of a global batch with `valid_labels` > 0 labels."""
-        set_learning_rate(self.deepspeed.optimizer.param_groups, learning_rate)
-        self.deepspeed.train()
-        total = torch.zeros((), dtype=torch.float32, device=self.ranks.device)
-        for batch in micro_batches:
-            loss = self.forward(batch, valid_labels)
-            poison = torch.where(torch.isfinite(loss.detach()), 1.0, torch.nan)
-            self.deepspeed.backward(loss * poison * self.ranks.world_size, scale_wrt_gas=False)
-            total += loss.detach()
-            self.deepspeed.step()
+        """One update from this replica's micro-batches of a global batch with `valid_labels` > 0 labels."""
+
+    @abstractmethod
+    def loss_sum(self, batch: Batch) -> float:
+        """This replica's share of the sum of the label losses of one micro-batch a replica, without gradients."""
+
+    def canonical_name(self, name: str) -> str:
+        """A parameter's name in OrthrosForCausalLM, given its name in `module`."""
+        return name
+
+    def saves(self, name: str, parameter: Tensor) -> bool:
+        """Whether this rank saves what it holds of the parameter with this name in `module`: one that the tensor axis
+        does not split is saved by its first rank alone."""
+        return self.factory.split_dim(parameter) is not None or self.mesh.tensor_rank == 0
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """The tensor on this rank's device."""
+        return tensor.to(self.ranks.device, non_blocking=True)
+
+    def _result(self, loss: float) -> StepResult:
         return StepResult(
-            loss=total.item(),
+            loss=loss,
             grad_norm=float(self.deepspeed.get_global_grad_norm()),
             applied=self.deepspeed.was_step_applied(),
         )
-
-    def forward(self, batch: Batch, normalizer: int) -> torch.Tensor:
-        """Sum of a micro-batch's label losses / normalizer, a scalar."""
-        inputs = {key: value.to(self.ranks.device, non_blocking=True) for key, value in batch.items()}
-        return self.deepspeed(**inputs, num_items_in_batch=normalizer, use_cache=False).loss
-
-    @torch.no_grad()
-    def loss_sum(self, batch: Batch) -> float:
-        """Sum of a micro-batch's label losses, without gradients."""
-        self.deepspeed.eval()
-        return self.forward(batch, 1).item()
-
-    def state_files(self) -> list[tuple[str, Any]]:
-        """(file name, state) of every file that this rank contributes to a checkpoint; collective, touches no disk.
-
-        The states alias live tensors: write them before the next step.
-        """
-        collector = _StateCollector()
-        original, self.deepspeed.checkpoint_engine = self.deepspeed.checkpoint_engine, collector
-        # DeepSpeed also copies its own recovery script beside the checkpoint; export_hf does that job here.
-        self.deepspeed._copy_recovery_script = lambda save_path: None
-        try:
-            with silenced():
-                self.deepspeed.save_checkpoint(".", tag="state", save_latest=False)
-        finally:
-            self.deepspeed.checkpoint_engine = original
-        return collector.files
-
-    def load_native(self, folder: str, tag: str) -> None:
-        """Continue from a checkpoint of this very layout, bitwise."""
-        with silenced():
-            path, _ = self.deepspeed.load_checkpoint(folder, tag=tag)
-        if path is None:
-            raise RuntimeError(f"DeepSpeed found no state in {folder}/{tag}")
-
-
-class _StateCollector(CheckpointEngine):
-    """Takes the states that DeepSpeed would write, so that they can be written, hashed and synced on our terms."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.files: list[tuple[str, Any]] = []
-
-    def create(self, info: Any) -> None:
-        """Nothing to prepare."""
-
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Nothing to create."""
-
-    def save(self, state_dict: Any, path: str) -> None:
-        """Keep the state under its file name."""
-        self.files.append((Path(path).name, state_dict))
-
-    def load(self, path: str, map_location: Any = None) -> Any:
-        """Never called: loading goes through DeepSpeed's own engine."""
-        raise NotImplementedError(path)
-
-    def commit(self, info: Any) -> bool:
-        """Nothing is pending."""
-        return True

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from orthros_train.training.manifest import FileRecord
+
+DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # safetensors' own
 
 
 class HashedFile:
@@ -20,22 +25,11 @@ class HashedFile:
         self._file = open(path, "wb")  # noqa: SIM115  closed by finish or abandon
         self._hash = hashlib.sha256()
         self._bytes = 0
-        self.problem: OSError | None = None  # the first one; torch.save hides it behind one of its own
 
-    def write(self, data: Any) -> int:
-        """Write `data`, any bytes-like object."""
+    def write(self, data: bytes | memoryview) -> None:
+        """Write `data`."""
         self._hash.update(data)
-        try:
-            written = self._file.write(data)
-        except OSError as error:
-            self.problem = self.problem or error
-            raise
-        self._bytes += written
-        return written
-
-    def flush(self) -> None:
-        """Hand buffered data to the system."""
-        self._file.flush()
+        self._bytes += self._file.write(data)
 
     def finish(self, name: str) -> FileRecord:
         """Sync and close the file; its record under the given name."""
@@ -50,15 +44,30 @@ class HashedFile:
             self._file.close()
 
 
-def save_hashed(state: Any, path: Path, name: str) -> FileRecord:
-    """torch.save `state` to `path`, synced; its record. Raises OSError, with nothing left open."""
+def save_tensors(tensors: Mapping[str, Tensor], metadata: dict[str, str], path: Path, name: str) -> FileRecord:
+    """Write a safetensors file to `path`, tensor by tensor and synced; its record under the given name.
+
+    The library's own writer would hold all tensors in memory once more, and read the file again to hash it.
+
+    Raises:
+        OSError: the disk is full or fails; nothing is left open.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for key, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[key] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
     file = HashedFile(path)
     try:
-        torch.save(state, cast(IO[bytes], file))
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for tensor in tensors.values():
+            file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return file.finish(name)
-    except BaseException as error:
+    except BaseException:
         file.abandon()
-        raise file.problem or error from None
+        raise
 
 
 def record_existing(folder: Path, path: Path) -> FileRecord:

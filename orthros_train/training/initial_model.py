@@ -1,17 +1,26 @@
-"""The model a run starts from: drawn from the seed, or read from a Hugging Face folder."""
+"""The values a run starts from: drawn from the seed, or read from a Hugging Face folder of an Orthros model.
+
+* One way for every layout: each parameter is filled by its name in OrthrosForCausalLM with the part that this rank
+  holds (`LayerFactory.slices`). No rank ever holds more of the model than its own part and one tensor's.
+* A folder is checked against the whole model before any of it is loaded, so all ranks see the same error.
+* Query affines that a folder lacks start as the identity: a Llama's has none.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import nn
+from transformers.initialization import no_init_weights
 
 from orthros_train.config import Config
 from orthros_train.errors import InputError, damaged_model_errors
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
-from orthros_train.parallel.quiet_deepspeed import silenced
-from orthros_train.training.optimizer import AFFINES
+from orthros_train.model.layer_factory import LayerFactory
+from orthros_train.model_folder.model_parameters import check_parameters, empty_model, is_affine
+from orthros_train.model_folder.tensor_folder import TensorFolder
 
 # What must agree with the folder's config.json. Window, sinks and kernel may differ: one trains to adapt to them.
 COMPARED_OPTIONS = (
@@ -32,36 +41,73 @@ COMPARED_OPTIONS = (
 )
 
 
-def build_model(config: Config, model_config: OrthrosConfig) -> OrthrosForCausalLM:
-    """The fp32 model at step 0, the same on every rank and in every layout.
+def build_model(config: Config, model_config: OrthrosConfig, factory: LayerFactory | None = None) -> OrthrosForCausalLM:
+    """The fp32 model at step 0, or this rank's part of it where the factory is a parallel one.
+
+    The values are the same on every rank and in every layout.
 
     Raises:
-        InputError: `init_from` is no Orthros folder, or one of another model than the configuration describes.
+        InputError: as `set_initial_values`.
     """
-    if config.init_from is None:
-        model = OrthrosForCausalLM(model_config)
-        model.reset_parameters(config.train.seed)
-        return model
-    folder = Path(config.init_from)
+    with no_init_weights():  # every parameter is set below; it leaves out tying, too
+        model = OrthrosForCausalLM(model_config, factory)
+    model.tie_weights()
+    set_initial_values(model, model.factory, config, model_config)
+    return model
+
+
+@torch.no_grad()
+def set_initial_values(
+    module: nn.Module,
+    factory: LayerFactory,
+    config: Config,
+    model_config: OrthrosConfig,
+    canonical_name: Callable[[str], str] = str,
+) -> None:
+    """Give every parameter of a model, or of a part of one, its value at step 0.
+
+    Args:
+        module: what this rank holds, in fp32 and not on the meta device.
+        factory: built its layers.
+        config: says where the values come from: `init_from`, or `train.seed`.
+        model_config: the whole model's; takes over `source_config` of a folder that was converted.
+        canonical_name: from a parameter's name in `module` to its name in OrthrosForCausalLM; default: the same.
+
+    Raises:
+        InputError: `init_from` is no Orthros folder, is damaged, or is one of another model than the configuration
+            describes.
+    """
+    tensors = None if config.init_from is None else _open_folder(Path(config.init_from), model_config)
+    for own_name, parameter in module.named_parameters():
+        name = canonical_name(own_name)
+        if tensors is None or name not in tensors.infos:  # the folder was found to lack affines alone
+            factory.reset_parameter(name, parameter, config.train.seed)
+        else:
+            part = tensors.read(name, factory.slices(parameter, tensors.infos[name].shape))
+            parameter.zero_()  # what lies beyond the part pads the vocabulary
+            parameter[tuple(slice(0, size) for size in part.shape)] = part
+
+
+def _open_folder(folder: Path, model_config: OrthrosConfig) -> TensorFolder:
+    """The tensors of `init_from`, found to be those of the model that the configuration describes."""
     if not (folder / "config.json").is_file():
         raise InputError(f"init_from {folder} has no config.json; give a Hugging Face folder of an Orthros model")
     try:
         source = OrthrosConfig.from_pretrained(folder)
         _refuse_other_model(folder, source, model_config)
-        if hasattr(source, "source_config"):  # of the model that was converted: an export needs it for the way back
-            model_config.source_config = source.source_config
-        with silenced():  # a progress bar a rank
-            loaded: Any = OrthrosForCausalLM.from_pretrained(
-                folder, config=model_config, dtype=torch.float32, output_loading_info=True
-            )
     except damaged_model_errors() as error:
-        raise InputError(f"init_from {folder} cannot be read: {error}") from error
-    model, info = loaded
-    missing = [name for name in info["missing_keys"] if name.split(".")[-2] not in AFFINES]
-    wrong = [*missing, *info["unexpected_keys"], *(key for key, *_ in info["mismatched_keys"])]
-    if wrong:
-        raise InputError(f"init_from {folder} does not fit the model: {wrong[0]} is missing, unknown or misshapen")
-    return model
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise InputError(f"init_from {folder} cannot be read: {reason}") from error
+    if hasattr(source, "source_config"):  # of the model that was converted: an export needs it for the way back
+        model_config.source_config = source.source_config
+    shapes = {name: tuple(parameter.shape) for name, parameter in empty_model(model_config).named_parameters()}
+    try:
+        tensors = TensorFolder(folder)
+        wanted = {name: shape for name, shape in shapes.items() if name in tensors.infos or not is_affine(name)}
+        check_parameters(tensors, wanted, model_config.tie_word_embeddings)
+    except InputError as error:
+        raise InputError(f"init_from does not fit the model: {error}") from error
+    return tensors
 
 
 def _refuse_other_model(folder: Path, source: OrthrosConfig, wanted: OrthrosConfig) -> None:
@@ -69,3 +115,7 @@ def _refuse_other_model(folder: Path, source: OrthrosConfig, wanted: OrthrosConf
         theirs, ours = getattr(source, option), getattr(wanted, option)
         if theirs != ours:
             raise InputError(f"init_from {folder} has {option} {theirs!r}, this config {ours!r}; make them agree")
+    if source.query_affine != wanted.query_affine == "none":
+        raise InputError(
+            f"init_from {folder} has query affines, which model.query_affine none leaves out; set it to elementwise"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from orthros_train.command_line import counted
 from orthros_train.training.checkpoint_folders import find_checkpoint
 from orthros_train.training.manifest import InvalidCheckpointError, Manifest, read_manifest, verify_files
 
@@ -29,19 +30,18 @@ def inspect_checkpoint(path: str | Path, verify: bool = True) -> tuple[str, bool
 
 
 def _describe(folder: Path, manifest: Manifest, state: str) -> str:
-    progress, layout = manifest.progress, manifest.layout
+    progress = manifest.progress
     total = sum(record.bytes for record in manifest.files)
     lines = [
         f"checkpoint   {folder}",
         f"state        {state}",
-        f"step         {progress.step} ({progress.updates} updates, {progress.skipped_steps} skipped)",
+        f"step         {progress.step} ({counted(progress.updates, 'update')}, {progress.skipped_steps:,} skipped)",
         f"next sample  {progress.sample_position}",
-        f"layout       {layout.world_size} ranks, ZeRO-{layout.zero_stage}, tensor {layout.tensor}, "
-        f"pipeline {layout.pipeline}, {layout.precision}",
+        f"layout       {manifest.layout}",
         f"saved        {manifest.saved_at} with "
         + ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items())),
         *(f"{name:<12} {fingerprint}" for name, fingerprint in sorted(manifest.fingerprints.items())),
-        f"size         {total:,} bytes in {len(manifest.files)} files",
+        f"size         {counted(total, 'byte')} in {counted(len(manifest.files), 'file')}",
     ]
     width = max(len(record.name) for record in manifest.files)
     lines += [f"  {record.name:<{width}}  {record.bytes:>14,}  {record.sha256}" for record in manifest.files]

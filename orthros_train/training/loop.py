@@ -20,6 +20,7 @@ from orthros_train.errors import InputError
 from orthros_train.training.batches import BatchLoader
 from orthros_train.training.engine import StepResult
 from orthros_train.training.failures import TrainingFailureError
+from orthros_train.training.lost_ranks import lost_rank
 from orthros_train.training.metrics import Record, finite_or_none
 from orthros_train.training.ranks import Ranks, start_ranks
 from orthros_train.training.run import Run, prepare_run
@@ -28,6 +29,8 @@ from orthros_train.training.schedule import learning_rate
 from orthros_train.training.step_record import StepRecorder
 from orthros_train.training.stopping import StopRequests, describe
 from orthros_train.training.validation import validate
+from orthros_train.training.watchdog import Watchdog
+from orthros_train.training.window_schedule import base_window, scheduled_window
 
 EXIT_DONE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_STOPPED = 0, 1, 2, 75
 SKIPPED = StepResult(loss=float("nan"), grad_norm=float("nan"), applied=False)
@@ -45,16 +48,17 @@ def train(config: Config, command: Sequence[str]) -> int:
     Raises:
         InputError: bad input, on all ranks.
     """
-    if config.task == "sft":
-        raise InputError("SFT training is not available yet; set task: pretrain")
     stop = StopRequests(time.monotonic(), config.train.wall_clock_limit_seconds)
     with stop.handling_signals():
         ranks = start_ranks(config.parallel.timeout_seconds)
         folder = RunFolder(config)
         ranks.on_main(folder.inspect)
+        silence = config.parallel.resolved_watchdog_seconds
+        watchdog = Watchdog(silence, ranks.rank, folder.path / "stacks" / f"rank_{ranks.rank:05d}.txt")
         attempt = Attempt(ranks, folder)
         try:
-            return _run_attempt(config, command, attempt, stop)
+            with watchdog:
+                return _run_attempt(config, command, attempt, stop, watchdog)
         except TrainingFailureError as failure:
             attempt.fail(EXIT_FAILED, str(failure))
             if ranks.is_main:
@@ -66,8 +70,12 @@ def train(config: Config, command: Sequence[str]) -> int:
             attempt.fail(EXIT_BAD_INPUT, str(error))
             raise
         except BaseException as error:
-            attempt.fail(EXIT_FAILED, f"{type(error).__name__}: {error}")
-            raise
+            lost = lost_rank(error, ranks.rank, attempt.moment, ranks.peers.missing)
+            attempt.fail(EXIT_FAILED, lost or f"{type(error).__name__}: {error}")
+            if lost is None:
+                raise
+            print(f"error: {lost}", file=sys.stderr)  # by every rank: the first may be the one that was lost
+            return EXIT_FAILED
         finally:
             folder.release()
 
@@ -80,6 +88,11 @@ class Attempt:
     folder: RunFolder
     run: Run | None = None
 
+    @property
+    def moment(self) -> str:
+        """When something happens to it, in words."""
+        return "while it started" if self.run is None else f"after step {self.run.progress.step}"
+
     def end(self, state: str, exit_code: int, reason: str | None = None) -> int:
         """Record the end and return the exit code."""
         if self.ranks.is_main:
@@ -88,6 +101,10 @@ class Attempt:
             self.folder.write_status(state, step, exit_code, reason)
             self.folder.close_receipt(end=now(), last_step=step, exit_code=exit_code)
         return exit_code
+
+    def end_together(self, state: str, exit_code: int, reason: str | None = None) -> int:
+        """`end` on all ranks: none leaves before it is recorded, since launchers kill the rest when one has left."""
+        return self.ranks.share(self.end(state, exit_code, reason))
 
     def fail(self, exit_code: int, reason: str) -> None:
         """Record a failure where there is a folder to record it in."""
@@ -98,9 +115,11 @@ class Attempt:
                 self.end("failed", exit_code, reason)
 
 
-def _run_attempt(config: Config, command: Sequence[str], attempt: Attempt, stop: StopRequests) -> int:
+def _run_attempt(
+    config: Config, command: Sequence[str], attempt: Attempt, stop: StopRequests, watchdog: Watchdog
+) -> int:
     _set_determinism(config)
-    run = prepare_run(config, command, attempt.ranks, stop, attempt.folder)
+    run = prepare_run(config, command, attempt.ranks, stop, attempt.folder, watchdog)
     attempt.run = run
     reason = _train_steps(run)
     run.save()
@@ -109,9 +128,9 @@ def _run_attempt(config: Config, command: Sequence[str], attempt: Attempt, stop:
     run.close()
     if reason is not None:
         run.report.say(f"stopped after step {run.progress.step}: {reason}")
-        return attempt.end("stopped", EXIT_STOPPED, reason)
+        return attempt.end_together("stopped", EXIT_STOPPED, reason)
     run.report.say(f"done: {run.progress.step} steps in {config.output_dir}")
-    return attempt.end("done", EXIT_DONE)
+    return attempt.end_together("done", EXIT_DONE)
 
 
 def _set_determinism(config: Config) -> None:
@@ -124,10 +143,10 @@ def _set_determinism(config: Config) -> None:
 
 def _train_steps(run: Run) -> str | None:
     """Train until train.steps are done (None) or the ranks agree to stop (the reason)."""
-    config, ranks = run.config, run.ranks
+    config = run.config
     reason = _finish_validation(run)
     recorder = StepRecorder(run)
-    loader = BatchLoader(run.train_data, config, ranks.rank, ranks.world_size, first_step=run.progress.step)
+    loader = BatchLoader(run.train_data, config, run.mesh, first_step=run.progress.step)
     try:
         while reason is None and run.progress.step < config.train.steps:
             reason = _one_step(run, loader, recorder)
@@ -139,9 +158,10 @@ def _train_steps(run: Run) -> str | None:
 def _one_step(run: Run, loader: BatchLoader, recorder: StepRecorder) -> str | None:
     """One step and whatever is due after it; a reason to stop, if there is one."""
     config, ranks = run.config, run.ranks
+    run.watchdog.beat(f"step {run.progress.step + 1}")
     started = time.perf_counter()
     batch, waited = loader.take(give_up=lambda: run.stop.code() != 0)
-    header = ranks.gather([0 if batch is None else batch.valid_labels, run.stop.code()])
+    header = ranks.gather([batch.valid_labels if batch is not None and run.mesh.speaks else 0, run.stop.code()])
     reason = describe(header[:, 1].tolist())
     if reason is not None:
         return reason
@@ -149,7 +169,9 @@ def _one_step(run: Run, loader: BatchLoader, recorder: StepRecorder) -> str | No
     labels = int(header[:, 0].sum())
     step = run.progress.step + 1
     rate = learning_rate(config.schedule, config.optimizer.learning_rate, config.train.steps, step)
-    result = run.engine.step(batch.micro_batches, labels, rate) if labels else SKIPPED
+    window = scheduled_window(config.adaptation, config.model.base_window, step)
+    with base_window(run.engine.model_config, window):
+        result = run.engine.step(batch.micro_batches, labels, rate) if labels else SKIPPED
     run.progress = run.progress.after_step(config.train.global_batch_size, result.applied)
     record = recorder.record(
         batch,
@@ -157,9 +179,12 @@ def _one_step(run: Run, loader: BatchLoader, recorder: StepRecorder) -> str | No
         run.progress,
         labels=labels,
         learning_rate=rate,
+        window=window,
         step_seconds=time.perf_counter() - started,
         data_wait_seconds=waited,
     )
+    if record["step"] % config.logging.interval_steps == 0 and (slow := recorder.stragglers.describe()) is not None:
+        run.report.warn(f"step {record['step']}: {slow}")
     return _after_step(run, record)
 
 
@@ -200,6 +225,7 @@ def _finish_validation(run: Run) -> str | None:
 def _validation_figures(run: Run) -> tuple[Record, str | None]:
     """What validation adds to the step's record, and a reason to stop instead, if there is one."""
     assert run.validation_data is not None
+    run.watchdog.beat(f"validation after step {run.progress.step}")
     loss, reason = validate(run.engine, run.validation_data, run.config, run.stop)
     return ({} if loss is None else {"validation_loss": finite_or_none(loss)}), reason
 

@@ -11,10 +11,11 @@ import json
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orthros_train.command_line import counted
 from orthros_train.data.storage import fsync_path
 
 MANIFEST = "manifest.json"
@@ -36,14 +37,27 @@ class FileRecord:
 
 
 @dataclass(frozen=True)
+class ParameterRecord:
+    """A parameter's full shape and the dim that the tensor axis splits, None for one that is whole on every rank."""
+
+    shape: tuple[int, ...]
+    split: int | None
+
+
+@dataclass(frozen=True)
 class Layout:
-    """How the state was laid over ranks. Another layout needs a conversion at load."""
+    """How the state was laid over ranks."""
 
     world_size: int
     zero_stage: int
     tensor: int
     pipeline: int
     precision: str
+
+    def __str__(self) -> str:
+        """As people say it, without the axes that are not used."""
+        axes = [f"{name} {size}" for name, size in (("tensor", self.tensor), ("pipeline", self.pipeline)) if size > 1]
+        return ", ".join([counted(self.world_size, "rank"), *axes, f"ZeRO-{self.zero_stage}", self.precision])
 
 
 @dataclass(frozen=True)
@@ -77,6 +91,7 @@ class Manifest:
     fingerprints: dict[str, str]  # of the tokenizer and the data
     versions: dict[str, str]
     saved_at: str
+    parameters: dict[str, ParameterRecord] = field(default_factory=dict)  # by name in OrthrosForCausalLM
     files: tuple[FileRecord, ...] = ()
 
     def write(self, folder: Path) -> None:
@@ -114,10 +129,14 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = Manifest(
             progress=Progress(**body.pop("progress")),
             layout=Layout(**body.pop("layout")),
+            parameters={
+                name: ParameterRecord(tuple(record["shape"]), record["split"])
+                for name, record in body.pop("parameters").items()
+            },
             files=tuple(FileRecord(**record) for record in body.pop("files")),
             **body,
         )
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, AttributeError):
         raise InvalidCheckpointError(f"{MANIFEST} lacks an entry or has one that this version does not know") from None
     if not manifest.files:
         raise InvalidCheckpointError(f"{MANIFEST} names no file")

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,10 @@ class MetricsLog:
         self._show({"step": self.last["step"], **late})
         return self.last
 
+    def sync(self) -> None:
+        """Have the records on disk before the checkpoint that they lead to."""
+        os.fsync(self._stream.fileno())
+
     def close(self) -> None:
         """Flush and close both logs."""
         self._stream.close()
@@ -114,4 +120,17 @@ def memory_peak_gib(device: torch.device) -> float:
     """Most memory this process has held so far: allocated on its GPU, or resident where there is none."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return peak_resident_bytes() / 2**30
+
+
+def peak_resident_bytes() -> int:
+    """Most memory that this process has had resident so far.
+
+    Linux's ru_maxrss would start from the size of the process that forked this one.
+    """
+    status = Path("/proc/self/status")
+    if status.is_file():
+        (line,) = [line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM")]
+        return int(line.split()[1]) * 1024
+    highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return highest if sys.platform == "darwin" else highest * 1024

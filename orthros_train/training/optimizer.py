@@ -52,10 +52,12 @@ def parameter_groups(named: Iterable[tuple[str, nn.Parameter]], section: Optimiz
     ]
 
 
-def build_optimizer(model: nn.Module, section: OptimizerSection, device: torch.device) -> torch.optim.AdamW:
-    """AdamW over the model's groups; one fused kernel a group on CUDA."""
+def build_optimizer(
+    named: Iterable[tuple[str, nn.Parameter]], section: OptimizerSection, device: torch.device
+) -> torch.optim.AdamW:
+    """AdamW over the groups of parameters with canonical names; one fused kernel a group on CUDA."""
     return torch.optim.AdamW(
-        parameter_groups(model.named_parameters(), section),
+        parameter_groups(named, section),
         lr=section.learning_rate,
         betas=(section.beta1, section.beta2),
         eps=section.eps,

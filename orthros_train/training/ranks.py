@@ -1,7 +1,7 @@
 """The ranks of a run and how they agree.
 
-* torchrun, srun, mpirun wrappers and DeepSpeed's launcher all set RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR; without
-  them the run is one process and needs no port.
+* Rank numbers come from the launcher (orthros_train/launch_environment.py); without one the run is one process and
+  needs no port.
 * Tensors travel over the default group (nccl, or gloo on CPUs). Small decisions travel over a gloo group, so agreeing
   on a stop or on a token count never waits for the GPU.
 * Waiting for another rank's disk goes over a third group whose time-out is a day: a save slower than the collective
@@ -22,14 +22,14 @@ import torch
 import torch.distributed as dist
 
 from orthros_train.errors import InputError
+from orthros_train.launch_environment import environment_number, rank_numbers
+from orthros_train.training.peers import Peers, meet
 
 T = TypeVar("T")
 Errors = tuple[type[Exception], ...]  # whose constructors take the message alone
 Problem = tuple[type[Exception], str]
 
 DISK_TIMEOUT = timedelta(days=1)
-FOREIGN_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # of mpirun and srun
-LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Ranks:
     device: torch.device
     control_group: Any  # gloo: decisions and sums of a few numbers
     disk_group: Any  # gloo with a day's time-out: waiting for files
+    peers: Peers  # who of the others still answers
 
     @property
     def is_main(self) -> bool:
@@ -104,7 +105,7 @@ def start_ranks(timeout_seconds: float) -> Ranks:
     """Join the run's process groups (once a process) and choose this rank's device.
 
     Raises:
-        InputError: a launcher set some but not all of RANK, WORLD_SIZE and LOCAL_RANK, or a rank has no GPU of its own.
+        InputError: as `rank_numbers`, or a rank has no GPU of its own.
     """
     rank, world_size, local_rank = _launcher_numbers()
     device = _choose_device(local_rank)
@@ -117,43 +118,30 @@ def start_ranks(timeout_seconds: float) -> Ranks:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         atexit.register(_leave)
     os.environ.setdefault("LOCAL_RANK", str(local_rank))  # DeepSpeed reads it
+    control_group = dist.new_group(backend="gloo", timeout=timeout)
+
+    def exchange(value: tuple[str, int]) -> list[Any]:
+        values: list[Any] = [None] * world_size
+        dist.all_gather_object(values, value, group=control_group)
+        return values
+
     return Ranks(
         rank=rank,
         world_size=world_size,
         device=device,
-        control_group=dist.new_group(backend="gloo", timeout=timeout),
+        control_group=control_group,
         disk_group=dist.new_group(backend="gloo", timeout=DISK_TIMEOUT),
+        peers=meet(rank, world_size, exchange),
     )
 
 
 def _launcher_numbers() -> tuple[int, int, int]:
     """(rank, world size, local rank) as the launcher, or a process group that is already up, has them."""
     if dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size(), _number("LOCAL_RANK", dist.get_rank())
-    present = [name for name in LAUNCHER_VARIABLES if name in os.environ]
-    foreign = next((name for name in FOREIGN_SIZES if _number(name, 1) > 1), None)
-    if foreign is not None and "WORLD_SIZE" not in os.environ:
-        raise InputError(
-            f"{foreign} says {os.environ[foreign]} processes, but RANK, WORLD_SIZE and LOCAL_RANK are not set: each "
-            "would train alone; start with torchrun or deepspeed, or set them and MASTER_ADDR for every process"
-        )
-    if not present or _number("WORLD_SIZE", 1) == 1:
-        return 0, 1, _number("LOCAL_RANK", 0)
-    missing = [name for name in (*LAUNCHER_VARIABLES, "MASTER_ADDR") if name not in os.environ]
-    if missing:
-        raise InputError(
-            f"the launcher set {', '.join(present)} but not {', '.join(missing)}: "
-            "start several ranks with torchrun, or unset these variables to train in one process"
-        )
-    return _number("RANK", 0), _number("WORLD_SIZE", 1), _number("LOCAL_RANK", 0)
-
-
-def _number(variable: str, default: int) -> int:
-    text = os.environ.get(variable, str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(f"{variable} of the environment is {text!r}, not a number; correct or unset it") from None
+        return dist.get_rank(), dist.get_world_size(), environment_number("LOCAL_RANK", dist.get_rank())
+    numbers = rank_numbers()
+    numbers.export()
+    return numbers.rank, numbers.world_size, numbers.local_rank
 
 
 def _choose_device(local_rank: int) -> torch.device:

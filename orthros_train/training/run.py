@@ -14,11 +14,14 @@ import torch
 from pydantic import ValidationError
 
 from orthros_train.config import Config, gradient_accumulation_steps, orthros_config
-from orthros_train.data import PretrainingData, SplitTooSmallError, Tokenizer, load_tokenizer
+from orthros_train.data import Tokenizer, load_tokenizer
+from orthros_train.data.samples import Samples
+from orthros_train.data.tokenizers import special_token_ids
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig
 from orthros_train.model.attention_kernels import choose_kernel
 from orthros_train.model.parameter_count import parameter_count
+from orthros_train.parallel.mesh import Mesh, mesh_of
 from orthros_train.training.checkpoint_folders import checkpoint_folders
 from orthros_train.training.checkpoints import (
     Choice,
@@ -27,13 +30,16 @@ from orthros_train.training.checkpoints import (
     save_checkpoint,
 )
 from orthros_train.training.disk_space import check_disk_space
+from orthros_train.training.distillation import load_teacher
 from orthros_train.training.engine import TrainingEngine
-from orthros_train.training.initial_model import build_model
+from orthros_train.training.engines import build_engine, build_module
+from orthros_train.training.freezing import freeze
+from orthros_train.training.lost_ranks import limit_waiting
 from orthros_train.training.manifest import Layout, Manifest, Progress
 from orthros_train.training.metrics import MetricsLog
 from orthros_train.training.progress_report import ProgressReport
 from orthros_train.training.ranks import Ranks
-from orthros_train.training.relayout import load_relayouted
+from orthros_train.training.run_data import conversations_of, data_notes, training_data, validation_data
 from orthros_train.training.run_folder import (
     RunFolder,
     build_receipt,
@@ -41,7 +47,10 @@ from orthros_train.training.run_folder import (
     now,
     refuse_other_run,
 )
+from orthros_train.training.schedule import learning_rate
+from orthros_train.training.state_files import load_state
 from orthros_train.training.stopping import StopRequests
+from orthros_train.training.watchdog import Watchdog
 
 
 @dataclass
@@ -50,12 +59,14 @@ class Run:
 
     config: Config
     ranks: Ranks
+    mesh: Mesh
     stop: StopRequests
+    watchdog: Watchdog
     folder: RunFolder
     tokenizer: Tokenizer
     model_config: OrthrosConfig
-    train_data: PretrainingData
-    validation_data: PretrainingData | None
+    train_data: Samples
+    validation_data: Samples | None
     engine: TrainingEngine
     report: ProgressReport
     metrics: MetricsLog | None
@@ -66,6 +77,7 @@ class Run:
         """Save a checkpoint of the current step, unless there is one; collective."""
         if self.saved_step == self.progress.step:
             return
+        self.watchdog.beat(f"saving step {self.progress.step}")
         manifest = Manifest(
             progress=self.progress,
             layout=layout_of(self.config, self.ranks),
@@ -78,7 +90,12 @@ class Run:
         def write_hf_files(folder: Path) -> None:
             self.model_config.to_json_file(folder / "config.json")
             self.tokenizer.save_pretrained(folder)
+            conversations = conversations_of(self.train_data)
+            if conversations is not None:
+                conversations.template.save(folder)
 
+        if self.metrics is not None:
+            self.metrics.sync()
         path = save_checkpoint(
             self.engine, self.folder.checkpoints, manifest, write_hf_files, self.config.checkpoint.keep_last
         )
@@ -98,22 +115,31 @@ def layout_of(config: Config, ranks: Ranks) -> Layout:
     return Layout(ranks.world_size, parallel.zero_stage, parallel.tensor, parallel.pipeline, config.precision)
 
 
-def fingerprints(tokenizer: Tokenizer, data: PretrainingData) -> dict[str, str]:
+def fingerprints(tokenizer: Tokenizer, data: Samples) -> dict[str, str]:
     """What identifies the tokens that a run sees."""
     return {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint}
 
 
-def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: StopRequests, folder: RunFolder) -> Run:
+def prepare_run(
+    config: Config,
+    command: Sequence[str],
+    ranks: Ranks,
+    stop: StopRequests,
+    folder: RunFolder,
+    watchdog: Watchdog,
+) -> Run:
     """Check the input, open the folder, build the model and load the newest valid checkpoint; collective.
 
     Raises:
         InputError: on all ranks, before anything is written.
     """
     accumulation = ranks.together(lambda: gradient_accumulation_steps(config, ranks.world_size))
+    mesh = mesh_of(config.parallel)
     tokenizer = ranks.together(lambda: load_tokenizer(config.tokenizer))
-    train_data = ranks.together(lambda: PretrainingData(config, tokenizer, "train"))
-    validation_data = ranks.together(lambda: _validation_data(config, tokenizer))
+    train_data = ranks.together(lambda: training_data(config, tokenizer))
+    held_out = ranks.together(lambda: validation_data(config, tokenizer))
     model_config = ranks.together(lambda: orthros_config(config, tokenizer.vocab_size))
+    model_config.update(special_token_ids(tokenizer))
     ranks.together(lambda: _check_kernel(config, model_config, ranks))
     identity = fingerprints(tokenizer, train_data)
     choice = choose_checkpoint(folder.checkpoints, ranks)
@@ -121,43 +147,41 @@ def prepare_run(config: Config, command: Sequence[str], ranks: Ranks, stop: Stop
     if choice is not None:
         ranks.together(lambda: _check_same_run(choice, config, identity))
     ranks.on_main(lambda: _check_disk(folder, config, model_config, progress))
-    model = ranks.together(lambda: build_model(config, model_config))
+    module = ranks.together(lambda: build_module(config, model_config, mesh))
+    freeze(module, config.adaptation)
+    teacher = ranks.together(lambda: load_teacher(config, model_config, ranks.device))
 
     report = ProgressReport(config.train.steps, progress.step, config.logging.interval_steps, shown=ranks.is_main)
     folder.attempt = ranks.on_main(lambda: _open_folder(folder, stop, choice, report))
+    for note in data_notes(train_data, tokenizer):
+        report.say(note)
     metrics = None
     if ranks.is_main:
         folder.write_receipt(build_receipt(config, command, ranks, folder.attempt, progress.step, identity))
         folder.write_status("running", progress.step)
         metrics = MetricsLog(folder.metrics_file, progress.step, config.logging.tensorboard)
-    engine = TrainingEngine(model, config, ranks, accumulation)
+    engine = build_engine(module, config, ranks, mesh, accumulation, teacher)
+    limit_waiting(ranks, config.parallel.timeout_seconds)
     if choice is not None:
-        _load(engine, choice, layout_of(config, ranks), report)
+        _say_changes(choice, config, layout_of(config, ranks), report)
+        load_state(engine, choice.path, choice.manifest)
     return Run(
         config=config,
         ranks=ranks,
+        mesh=mesh,
         stop=stop,
+        watchdog=watchdog,
         folder=folder,
         tokenizer=tokenizer,
         model_config=model_config,
         train_data=train_data,
-        validation_data=validation_data,
+        validation_data=held_out,
         engine=engine,
         report=report,
         metrics=metrics,
         progress=progress,
         saved_step=None if choice is None else progress.step,
     )
-
-
-def _validation_data(config: Config, tokenizer: Tokenizer) -> PretrainingData | None:
-    """The validation set; None where the training sources have no share for one and nobody asked for one."""
-    try:
-        return PretrainingData(config, tokenizer, "validation")
-    except SplitTooSmallError:
-        if config.data.validation is None and config.evaluation.interval_steps is None:
-            return None
-        raise
 
 
 def _check_kernel(config: Config, model_config: OrthrosConfig, ranks: Ranks) -> None:
@@ -202,13 +226,21 @@ def _open_folder(folder: RunFolder, stop: StopRequests, choice: Choice | None, r
     clean_up(folder.checkpoints, damaged)
     if choice is not None:
         report.say(f"resuming from {choice.path}")
+    elif folder.attempt > 1:
+        report.say(f"attempt {folder.attempt}: {folder.path} holds no checkpoint yet, starting from step 0")
     return folder.attempt
 
 
-def _load(engine: TrainingEngine, choice: Choice, layout: Layout, report: ProgressReport) -> None:
-    if choice.manifest.layout == layout:
-        engine.load_native(str(choice.path.parent), choice.path.name)
-    else:
-        old = choice.manifest.layout
-        report.say(f"converting from {old.world_size} ranks, ZeRO-{old.zero_stage}")
-        load_relayouted(engine, choice.path, choice.manifest)
+def _say_changes(choice: Choice, config: Config, layout: Layout, report: ProgressReport) -> None:
+    """Say what is not as it was when the checkpoint was saved and does not make it another run."""
+    if choice.manifest.layout != layout:
+        report.say(f"the layout was {choice.manifest.layout} and is {layout}")
+    # The schedule is a function of the step and of train.steps.
+    old, new, step = choice.manifest.config["train"]["steps"], config.train.steps, choice.manifest.progress.step
+    peak = config.optimizer.learning_rate
+    before, after = (learning_rate(config.schedule, peak, steps, step) for steps in (old, new))
+    if before != after:
+        report.say(
+            f"train.steps was {old} and is {new}: the learning rate goes on at {after:.3g} where it was {before:.3g}; "
+            "schedule.decay_steps fixes its course"
+        )

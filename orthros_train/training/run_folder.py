@@ -46,6 +46,9 @@ CHANGEABLE = (
     "tokenizer.path",  # the tokenizer's fingerprint is compared instead
     "data.train",  # so is the data's
     "data.validation",
+    "data.sft.train",
+    "data.sft.validation",
+    "data.sft.chat_template",
     "data.cache_dir",
     "data.prefetch_steps",
     "data.output_positions_multiple",

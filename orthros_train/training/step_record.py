@@ -9,6 +9,8 @@ from orthros_train.training.engine import StepResult
 from orthros_train.training.manifest import Progress
 from orthros_train.training.metrics import Record, finite_or_none, memory_peak_gib
 from orthros_train.training.run import Run
+from orthros_train.training.stragglers import ForwardClock, Stragglers
+from orthros_train.training.window_schedule import base_window
 
 
 class StepRecorder:
@@ -21,9 +23,13 @@ class StepRecorder:
 
     def __init__(self, run: Run) -> None:
         train = run.config.train
-        self._ranks = run.ranks
+        self._ranks, self._speaks = run.ranks, run.mesh.speaks
         self._attempt = run.folder.attempt
+        self._forward = ForwardClock(run.engine.module, run.ranks.device)
+        stages = run.ranks.gather([run.mesh.pipeline_rank])[:, 0].tolist()
+        self.stragglers = Stragglers(run.ranks.peers.hosts, stages)
         self._model_config = run.model_config
+        self._scheduled = run.config.adaptation.start_window is not None
         self._tokens = train.global_batch_size * train.sequence_length
         self._peak = peak_flops(run.config, run.ranks.device)
         self._palm_flops = self._tokens * palm_flops_per_token(run.model_config, train.sequence_length)
@@ -36,14 +42,18 @@ class StepRecorder:
         *,
         labels: int,
         learning_rate: float,
+        window: int | None,
         step_seconds: float,
         data_wait_seconds: float,
     ) -> Record:
         """The record of the step that led to `progress`; collective, the same on all ranks."""
-        flops = self._executed_flops(batch) if labels else 0
+        flops = self._executed_flops(batch, window) if labels else 0
         memory = memory_peak_gib(self._ranks.device)
-        rows = self._ranks.gather([result.loss, flops, memory, data_wait_seconds, step_seconds])
-        loss, flops, *_ = rows.sum(dim=0).tolist()
+        outputs = sum(batch.segment_lengths) if batch.output_columns is None else len(batch.output_columns)
+        shares = [result.loss, flops, outputs] if self._speaks else [0, 0, 0]
+        rows = self._ranks.gather([*shares, self._forward.take(), memory, data_wait_seconds, step_seconds])
+        self.stragglers.add(rows[:, -4].tolist())
+        loss, flops, outputs, *_ = rows.sum(dim=0).tolist()
         *_, memory, wait, seconds = rows.max(dim=0).values.tolist()
         return {
             "step": progress.step,
@@ -52,7 +62,7 @@ class StepRecorder:
             "grad_norm": finite_or_none(result.grad_norm),
             "tokens_seen": progress.step * self._tokens,
             "loss_tokens": labels,
-            "output_tokens": self._tokens,  # pretraining has an output token at every position
+            "output_tokens": int(outputs),  # computed ones: slots that fill up a row's M are among them
             "tokens_per_second": self._tokens / seconds,
             "step_seconds": seconds,
             "data_wait_seconds": wait,
@@ -61,12 +71,14 @@ class StepRecorder:
             "mfu_palm": self._utilization(self._palm_flops if labels else 0, seconds),
             "skipped_steps": progress.skipped_steps,
             "attempt": self._attempt,
+            **({"base_window": window} if self._scheduled else {}),
         }
 
-    def _executed_flops(self, batch: StepBatch) -> int:
+    def _executed_flops(self, batch: StepBatch, window: int | None) -> int:
         if self._peak is None:
             return 0
-        return training_flops(self._model_config, batch.segment_lengths).total
+        with base_window(self._model_config, window):
+            return training_flops(self._model_config, batch.segment_lengths, batch.output_columns).total
 
     def _utilization(self, flops: float, seconds: float) -> float | None:
         return None if self._peak is None else flops / (self._peak * self._ranks.world_size * seconds)

@@ -1,8 +1,9 @@
 """Why and when a run stops early.
 
 Handlers only set a flag; the ranks agree on it at the next step boundary (and between validation batches), so all save
-the same step. Causes: SIGTERM or SIGUSR1 on any rank, the wall-clock limit, and a file `stop_requested` in the run
-folder, which launchers write instead of signalling (torchrun dies on SIGUSR1).
+the same step. Causes: SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) on any rank, the wall-clock limit, and a file
+`stop_requested` in the run folder, which launchers write instead of signalling (torchrun dies on SIGUSR1). A second
+Ctrl-C ends the process at once.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ import psutil
 from orthros_train.training.ranks import Ranks
 
 STOP_FILE = "stop_requested"
-REASONS = ("none", "SIGTERM", "SIGUSR1", "the wall-clock limit", f"the file {STOP_FILE}")
-_SIGNAL_CODES = {signal.SIGTERM: 1, signal.SIGUSR1: 2}
-_WALL_CLOCK_CODE, _FILE_CODE = 3, 4
+REASONS = ("none", "SIGTERM", "SIGUSR1", "SIGINT", "the wall-clock limit", f"the file {STOP_FILE}")
+_SIGNAL_CODES = {signal.SIGTERM: 1, signal.SIGUSR1: 2, signal.SIGINT: 3}
+_WALL_CLOCK_CODE, _FILE_CODE = 4, 5
 
 
 class StopRequests:
@@ -62,12 +63,15 @@ class StopRequests:
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
-        """Turn SIGTERM and SIGUSR1 into stop requests inside the block."""
+        """Turn signals into stop requests inside the block. One that the process was told to ignore stays ignored."""
 
         def note(number: int, frame: FrameType | None) -> None:
             self._signal_code = _SIGNAL_CODES[signal.Signals(number)]
+            if number == signal.SIGINT:
+                signal.signal(number, signal.default_int_handler)  # the second one is meant at once
 
-        previous = {number: signal.signal(number, note) for number in _SIGNAL_CODES}
+        handled = [number for number in _SIGNAL_CODES if signal.getsignal(number) != signal.SIG_IGN]
+        previous = {number: signal.signal(number, note) for number in handled}
         try:
             yield
         finally:
@@ -79,5 +83,5 @@ def describe(codes: list[float]) -> str | None:
     """The reason in words of the lowest rank whose code is not 0, or None."""
     for rank, code in enumerate(codes):
         if code:
-            return f"{REASONS[int(code)]} on rank {rank}" if int(code) <= 2 else REASONS[int(code)]
+            return f"{REASONS[int(code)]} on rank {rank}" if int(code) < _WALL_CLOCK_CODE else REASONS[int(code)]
     return None

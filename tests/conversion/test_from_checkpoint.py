@@ -14,7 +14,8 @@ from orthros_train.conversion.from_checkpoint import export_hf
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosForCausalLM
 from orthros_train.training.checkpoint_folders import find_checkpoint
-from orthros_train.training.master_weights import master_weights
+from orthros_train.training.manifest import read_manifest
+from orthros_train.training.state_files import SavedState
 from tests.training.small_runs import MODEL, run, small_config
 
 TOKENS = torch.arange(40)[None]
@@ -41,9 +42,10 @@ def test_export_loads_everywhere(finished: Path, tmp_path: Path) -> None:
 def test_weights_are_the_master_weights(finished: Path, tmp_path: Path) -> None:
     """Bitwise, and finer than the bf16 weights that the layers worked with."""
     weights = load_file(export_hf(finished, tmp_path / "model") / "model.safetensors")
-    masters = master_weights(find_checkpoint(finished))
-    assert weights.keys() == masters.keys() - {"lm_head.weight"}
-    assert all(torch.equal(tensor, masters[name]) for name, tensor in weights.items())
+    checkpoint = find_checkpoint(finished)
+    masters = SavedState(checkpoint, read_manifest(checkpoint))
+    assert weights.keys() == masters.parameters.keys()
+    assert all(torch.equal(tensor, masters.weight(name)) for name, tensor in weights.items())
     assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in weights.values())
 
 

@@ -169,7 +169,7 @@ BAD_TENSORS: list[tuple[Callable[[dict[str, torch.Tensor]], object], str]] = [
     (lambda t: t[Q_PROJ].view(-1)[7].fill_(float("nan")), f"tensor {Q_PROJ} in"),
     (
         lambda t: t.update({Q_PROJ: torch.zeros(32, 32).to(torch.float8_e4m3fn)}),
-        "is of dtype F8_E4M3; fp32, bf16 and fp16 can be converted",
+        "is of dtype F8_E4M3; fp32, bf16 and fp16 can be read",
     ),
 ]
 

@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from orthros_train.conversion import shard_writer
-from orthros_train.conversion.shard_writer import PlannedTensor, plan_shards, write_shards
-from orthros_train.conversion.tensor_folder import TensorFolder, TensorInfo
+from orthros_train.conversion.shard_writer import PlannedTensor, plan_shards, shard_bytes, write_shards
 from orthros_train.errors import InputError
+from orthros_train.model_folder.tensor_folder import TensorFolder, TensorInfo
 
 
 def planned(count: int, elements: int) -> list[PlannedTensor]:
@@ -88,10 +88,14 @@ def test_memory_stays_near_one_shard(tmp_path: Path) -> None:
     assert peak - before < 32 * MIB
 
 
-@pytest.mark.parametrize("size", ["large", "5XB", ""])
+@pytest.mark.parametrize("size", ["large", "5XB", "", "5", "0GB", "-5GB", "nanGB", "infGB", "0.1B", 0, -1])
 def test_a_size_that_is_none(size: str) -> None:
     with pytest.raises(InputError, match=r"shard size .* is not understood"):
         plan_shards(planned(1, 1), max_shard_size=size)
+
+
+def test_sizes_are_powers_of_1000() -> None:
+    assert [shard_bytes(size) for size in ("5GB", "1.5 mb", "7B", 12)] == [5 * 10**9, 1_500_000, 7, 12]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from orthros_train.config import load_config, orthros_config
-from orthros_train.conversion.model_parameters import build_config
 from orthros_train.conversion.source_config import interpret, read_source_config
 from orthros_train.errors import InputError
+from orthros_train.model_folder.model_parameters import build_config
 from orthros_train.training.initial_model import COMPARED_OPTIONS
 
 LLAMA3_SCALING = {
@@ -131,6 +131,14 @@ def test_both_spellings_of_rope_are_one(rope_type: str) -> None:
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta_fast": 3}}, "the key 'beta_fast' (value 3)"),
         ({"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rotates whole heads"),
         ({"rope_scaling": "linear"}, "must be null or an object"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor is 0.5: Input should be greater than or eq"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "2"}}, "factor is '2': Input should be a valid number"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": float("nan")}}, "factor is nan: Input should be a finite"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": float("inf")}}, "factor is inf: Input should be a finite"),
+        ({"rope_scaling": {**LLAMA3_SCALING, "low_freq_factor": 4.0}}, "must be less than"),
+        ({"rope_scaling": {"rope_type": "default", "rope_theta": -1}, "rope_theta": None}, "rope_theta is -1, but"),
+        ({"rope_theta": 0}, "rope_theta is 0, but must be a positive number"),
+        ({"rope_theta": "10000"}, "rope_theta is '10000', but must be a positive number"),
         ({"sliding_window": 512}, "the key 'sliding_window' (value 512) is not known for model_type 'llama'"),
         ({"embedding_multiplier": 12.0}, "the key 'embedding_multiplier'"),
         ({"num_local_experts": 8}, "the key 'num_local_experts'"),
@@ -199,6 +207,10 @@ def test_layers_of_another_kind_are_refused() -> None:
         ({"params.json": "{}", "consolidated.00.pth": ""}, "its maker's own format"),
         ({"config.json": '{"model_type": '}, "config.json is not valid JSON: "),
         ({"config.json": "\xff\xfe"}, "config.json is not valid JSON: "),
+        ({"config.json": '{"rope_theta": NaN}'}, "config.json is not valid JSON: NaN is no number"),
+        ({"config.json": '{"rope_theta": -Infinity}'}, "config.json is not valid JSON: -Infinity is no number"),
+        ({"config.json": '{"rope_theta": 1e999}'}, "config.json is not valid JSON: the number 1e999 is out of range"),
+        ({"config.json": "[" * 100_000}, "nested too deeply"),
         ({"config.json": "[]"}, "holds a JSON list where an object is expected"),
     ],
 )

@@ -48,6 +48,7 @@ def test_the_manifest_says_what_is_there(prefix: Path) -> None:
     assert manifest.tokenizer.fingerprint == ByteTokenizer.fingerprint
     assert manifest.bin.size_bytes == bin_path(prefix).stat().st_size == 24
     assert [Path(source.name).name for source in manifest.sources] == ["c.jsonl"]
+    assert "null" not in manifest.model_dump_json()  # every field says something
 
 
 @pytest.mark.parametrize("vocab_size", [1, 259, 65499, 65500, 65536, 65537, 200_000])

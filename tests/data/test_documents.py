@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 from orthros_train.data import documents
 from orthros_train.data.documents import DocumentFormat, decode_batch
+from orthros_train.data.input_files import find_inputs
 from orthros_train.data.sources import dataset_source, file_sources, read_all
 from orthros_train.errors import InputError
 
@@ -187,6 +190,23 @@ def test_bad_files(name: str, content: bytes, message: str, tmp_path: Path) -> N
         read(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(InputError, match="neither a file nor a folder"):
+        find_inputs([tmp_path / "a.txt"])
+
+
+def test_an_unreadable_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("x")
+
+    def refuse(self: Path, mode: str = "r") -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(InputError, match=r"a\.txt cannot be read: Permission denied"):
+        find_inputs([tmp_path / "a.txt"])
 
 
 def test_missing_input_and_empty_folder(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -82,11 +84,39 @@ def test_a_failing_build_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "key").exists()
 
 
-def test_a_damaged_entry_names_the_remedy(tmp_path: Path) -> None:
+def flip_last_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "torn": lambda entry: (entry / "a.npy").write_bytes(b"torn"),
+    "a flipped byte": lambda entry: flip_last_byte(entry / "b.npy"),
+    "a missing array": lambda entry: (entry / "a.npy").unlink(),
+    "missing hashes": lambda entry: (entry / "sha256.json").unlink(),
+    "no hashes": lambda entry: (entry / "sha256.json").write_text("[]"),
+    "a file": lambda entry: (shutil.rmtree(entry), entry.touch()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_entry_is_built_again(damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cached_arrays(tmp_path, "key", NAMES, build)
-    (tmp_path / "key" / "a.npy").write_bytes(b"torn")
-    with pytest.raises(InputError, match=r"damaged .*; delete that folder"):
-        cached_arrays(tmp_path, "key", NAMES, build)
+    assert capsys.readouterr().err == ""
+    DAMAGES[damage](tmp_path / "key")
+    arrays = cached_arrays(tmp_path, "key", NAMES, build)
+    assert all(np.array_equal(arrays[name], build()[name]) for name in NAMES)
+    assert capsys.readouterr().err == f"index cache {tmp_path / 'key'} is damaged: replaced\n"
+    cached_arrays(tmp_path, "key", NAMES, lambda: pytest.fail("built again"))
+
+
+def test_concurrent_ranks_replace_a_damaged_entry_once(tmp_path: Path) -> None:
+    cached_arrays(tmp_path / "cache", "key", NAMES, build)
+    flip_last_byte(tmp_path / "cache" / "key" / "a.npy")
+    sums = run_distributed(open_and_sum, 4, tmp_path / "cache", tmp_path / "log", process_group=False)
+    assert sums == [14.0] * 4
+    assert len((tmp_path / "log").read_text().split()) == 1
 
 
 def test_an_unwritable_folder_names_the_option(tmp_path: Path) -> None:

@@ -17,7 +17,13 @@ from tokenizers import models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from orthros_train.config import TokenizerSection
-from orthros_train.data.tokenizers import ByteTokenizer, SentencePieceTokenizer, load_tokenizer
+from orthros_train.data.tokenizers import (
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    load_tokenizer,
+    special_token_ids,
+)
 from orthros_train.errors import InputError
 
 TEXT = "The quick  brown fox\n\tjumps over 42 lazy dogs. Ünïcode: 日本語 🎉 \x00 end "
@@ -255,3 +261,28 @@ def test_sentencepiece_models_that_cannot_serve_are_refused(tmp_path: Path) -> N
     (tmp_path / "w.model").write_bytes(train_sentencepiece(model_type="word", byte_fallback=False, vocab_size=30))
     with pytest.raises(InputError, match="word or char"):
         load_tokenizer(section("sentencepiece", tmp_path / "w.model"))
+
+
+def test_special_token_ids_are_those_of_the_saved_folder(tmp_path: Path) -> None:
+    """An export reads them from the folder, a run from the tokenizer itself: all three agree."""
+    (tmp_path / "all.model").write_bytes(train_sentencepiece(pad_id=3))
+    (tmp_path / "eos.model").write_bytes(train_sentencepiece(bos_id=-1))
+    bytes_, full, least = ByteTokenizer(), *(SentencePieceTokenizer(tmp_path / f"{n}.model") for n in ("all", "eos"))
+    assert special_token_ids(bytes_) == {"bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 258}
+    assert special_token_ids(full).keys() == special_token_ids(bytes_).keys()
+    assert list(special_token_ids(least)) == ["eos_token_id"]
+    for number, tokenizer in enumerate((bytes_, full, least)):
+        folder = tmp_path / str(number)
+        tokenizer.save_pretrained(folder)
+        saved: Any = AutoTokenizer.from_pretrained(folder)
+        ids = {name: getattr(saved, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        expected = {name: index for name, index in ids.items() if index is not None}
+        assert special_token_ids(tokenizer) == special_token_ids(HuggingFaceTokenizer(folder)) == expected
+
+
+def test_a_special_token_outside_the_vocabulary_has_no_id(tmp_path: Path) -> None:
+    folder = huggingface_folder(tmp_path / "t", bos_token="<absent>")
+    assert "bos_token_id" not in special_token_ids(HuggingFaceTokenizer(folder))
+    folder = huggingface_folder(tmp_path / "u", pad_token=7)
+    with pytest.raises(InputError, match=r"pad_token of tokenizer_config\.json is 7, not a text"):
+        HuggingFaceTokenizer(folder)

@@ -23,6 +23,7 @@ def arm(name: str, seed: int, nll: float) -> dict[str, Any]:
         "exported_labels": 640,
         "tokens_per_second": 50.0 if name == "orthros" else 100.0,
         "training_seconds": 9.0,
+        "commits": ["abc123"],
         "command": f"python -m orthros_train configs/demo.yaml output_dir={name}-{seed}",
     }
 
@@ -30,10 +31,33 @@ def arm(name: str, seed: int, nll: float) -> dict[str, Any]:
 def times(key: str, values: dict[int, tuple[float, float]]) -> list[dict[str, Any]]:
     """Seconds of (transformer, Orthros) at each length."""
     return [
-        {"arm": name, key: length, "seconds": seconds, "flops": length * (2 if name == "transformer" else 1)}
+        {
+            "arm": name,
+            key: length,
+            "seconds": seconds,
+            "all_seconds": [seconds, 0.9 * seconds, 1.8 * seconds],
+            "flops": length * (2 if name == "transformer" else 1),
+        }
         for length, pair in values.items()
         for name, seconds in zip(("transformer", "orthros"), pair, strict=True)
     ]
+
+
+def measured(title: str, seconds: float) -> dict[str, Any]:
+    """On what one step was measured."""
+    return {
+        "title": title,
+        "machine": {
+            "processor": "a processor",
+            "cores": 2,
+            "memory_gib": 23.4,
+            "versions": {"Python": "3.11.7"},
+            "commit": "abc123",
+        },
+        "started": "2026-01-02T03:04:05+00:00",
+        "seconds": seconds,
+        "load_average": [0.24, 1.96],
+    }
 
 
 def demo_results(seeds: tuple[int, ...] = (42,), nll: dict[str, float] | None = None) -> dict[str, Any]:
@@ -81,20 +105,30 @@ def demo_results(seeds: tuple[int, ...] = (42,), nll: dict[str, float] | None = 
         "prefill": times("length", {256: (0.008, 0.010), 1024: (0.09, 0.03)}),
         "decode": times("context", {256: (0.002, 0.003), 1024: (0.004, 0.002)}),
         "training": [
-            {"arm": "transformer", "seconds": 0.1, "flops": 1000},
-            {"arm": "orthros", "seconds": 0.2, "flops": 1500},
+            {"arm": "transformer", "seconds": 0.1, "all_seconds": [0.1] * 5, "flops": 1000},
+            {"arm": "orthros", "seconds": 0.2, "all_seconds": [0.2] * 5, "flops": 1500},
         ],
         "sample": {"prompt": "MACBETH.\n", "text": "Is this <b>a</b> dagger?\n", "settings": "--temperature 0.7"},
         "sequence_length": 256,
         "precision": "fp32",
         "ranks": 2,
-        "machine": {
-            "processor": "a processor",
-            "cores": 2,
-            "memory_gib": 23.4,
-            "versions": {"Python": "3.11.7"},
-            "timing_threads": 1,
+        "timing_threads": 1,
+        "recipe": {
+            "global_batch_size": 8,
+            "micro_batch_size": 4,
+            "learning_rate": 4e-3,
+            "rate_origin": "chosen somewhere",
+            "schedule": "cosine",
+            "warmup_steps": 20,
         },
-        "commit": "abc123",
+        "steps": {
+            "text": measured("Text", 3.0),
+            **{
+                f"train-{name}-{seed}": measured(f"Training: {name}, seed {seed}", 60.0)
+                for seed in seeds
+                for name in nll
+            },
+            "times-42": measured("Times, seed 42", 57.0),
+        },
         "commands": ["python -m orthros_train configs/demo.yaml"],
     }

@@ -44,7 +44,7 @@ def test_decode_records() -> None:
     assert {record["arm"]: record["flops"] for record in records} == {
         name: decode_flops(model.config, 6).total for name, model in arms.items()
     }
-    assert all(record["seconds"] > 0 for record in records)
+    assert all(record["seconds"] > 0 and len(record["all_seconds"]) == 4 for record in records)
 
 
 def test_training_records() -> None:
@@ -54,6 +54,6 @@ def test_training_records() -> None:
     assert {record["arm"]: record["flops"] for record in records} == {
         name: 2 * training_flops(model.config, [12]).total for name, model in arms.items()
     }
-    assert all(record["seconds"] > 0 for record in records)
+    assert all(record["seconds"] > 0 and len(record["all_seconds"]) == 2 for record in records)
     assert all(parameter.equal(before[name]) for name, parameter in arms["orthros"].named_parameters())
     assert all(parameter.grad is None for parameter in arms["orthros"].parameters())

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from evaluation.demo.report import findings, html_page, markdown_report, write_report
-from evaluation.plots import COLORS, INK, kv_growth, save_png, to_svg
+from evaluation.demo.findings import findings
+from evaluation.demo.page import html_page
+from evaluation.demo.report import markdown_report, write_report
+from evaluation.plots import COLORS, INK, kv_growth, save_png, to_svg, validation_nll
 from tests.evaluation.results import demo_results
 
 
@@ -16,9 +18,9 @@ def test_it_says_where_orthros_is_worse() -> None:
     assert "worse than the transformer by 0.2000 nats" in flops
     assert "1.50× the FLOPs" in flops
     assert "ran 5 steps instead of 3" in flops
-    assert "takes 2.00× the time" in speed
-    assert "1.25× slower at 256 tokens and 3.00× faster at 1,024" in prefill
-    assert "2.00× faster after 1,024 tokens" in decode
+    assert "take Orthros 2.00× the transformer's time" in speed
+    assert "1.25× slower at 256 tokens and 3.00× faster at 1,024 tokens" in prefill
+    assert "1.50× slower after 256 tokens and 2.00× faster after 1,024 tokens" in decode
     assert "agree with the full forward" in cache
 
 
@@ -29,12 +31,40 @@ def test_it_says_where_orthros_is_better() -> None:
     assert "better than the transformer by 0.0500" in flops
 
 
+def test_one_length_is_named_once() -> None:
+    results = demo_results()
+    results["decode"] = [record for record in results["decode"] if record["context"] == 256]
+    assert "Orthros is 1.50× slower after 256 tokens." in findings(results)[4]
+
+
+def test_one_seed_says_that_no_spread_is_known() -> None:
+    results = demo_results((7,))
+    for line in findings(results)[:2]:
+        assert re.search(r"by 0\.\d000 nats per byte \(one seed: no spread known; `--seeds 7,8,9`\)", line)
+    text = markdown_report(results)
+    assert "| validation NLL (one seed) |" in text
+    assert "One seed: no spread known; `--seeds 7,8,9`." in text
+    assert "±" not in text
+
+
 def test_several_seeds_have_a_spread() -> None:
     results = demo_results((42, 43, 44))
     results["runs"]["44"]["orthros"]["validation_nll"] = 1.5
-    tokens = findings(results)[0]
-    assert "over 3 seeds, worse in 2 of them" in tokens
-    assert re.search(r"\| Orthros \| 3 \| 300 \| 4\.500e\+01 \| 1\.8367 ± 0\.2916 \|", markdown_report(results))
+    tokens, flops, *_ = findings(results)
+    assert "better than the transformer by 0.0733 ± 0.3002 nats per byte" in tokens
+    assert "(mean ± standard deviation over 3 seeds; better in 1 of them)" in tokens
+    assert "worse than the transformer by 0.0267 ± 0.3002" in flops
+    assert "worse in 2 of them" in flops
+    text = markdown_report(results)
+    assert re.search(r"\| Orthros \| 3 \| 300 \| 4\.500e\+01 \| 1\.8367 ± 0\.2916 \|", text)
+    assert "one seed" not in text.lower()
+
+
+def test_the_plot_tells_one_seed_from_several() -> None:
+    one, several = (validation_nll({"orthros": values}).axes[0] for values in ([2.0], [1.0, 3.0]))
+    assert "one seed, no spread known" in one.get_xlabel()
+    assert "mean ± standard deviation over 2 seeds" in several.get_xlabel()
+    assert [text.get_text() for axes in (one, several) for text in axes.texts] == ["2.0000", "2.0000 ± 1.4142"]
 
 
 def test_a_failed_cache_check_is_shouted() -> None:
@@ -51,6 +81,64 @@ def test_tables_hold_the_measurements() -> None:
     assert "| 256 | 2.00 ms | 3.00 ms | 0.67 |" in text
     assert "None of these figures is the paper's" in text
     assert "MACBETH.\nIs this <b>a</b> dagger?" in text
+
+
+def test_it_says_how_it_was_measured() -> None:
+    text = " ".join(markdown_report(demo_results()).split())
+    assert "A transformer (870,000 parameters) and an Orthros model (872,064 parameters" in text
+    assert "batches of 8 rows of 256 tokens" in text
+    assert "Peak learning rate 0.004 in every arm, chosen somewhere; 20 steps of warm-up, then cosine." in text
+    assert "medians of 3 prompts of a length and of 3 decoding steps" in text
+    assert "took up to 2.0× the fastest one's time" in text
+    assert "Measured in turn (5 repeats, medians)" in text
+    assert "one micro-batch of 4 rows" in text
+    assert "All 5 steps together took 4.0 minutes" in text
+    assert "before the first step it was 0.2" in text
+    assert "| Training: orthros, seed 42 | 2026-01-02 03:04:05 UTC | 60.0 s | 0.2 | 2.0 |" in text
+
+
+def test_steps_of_one_origin_need_no_warning() -> None:
+    text = markdown_report(demo_results())
+    assert "- Machine (all steps): a processor, 2 cores, 23 GiB; Python 3.11.7.\n- Commit (all steps): abc123." in text
+    assert "different" not in text
+
+
+def test_steps_of_several_commits_are_told_apart() -> None:
+    results = demo_results()
+    results["steps"]["times-42"]["machine"]["commit"] = "def456-dirty"
+    results["runs"]["42"]["orthros"]["commits"] = ["abc123", None]  # continued where git is not
+    text = markdown_report(results)
+    assert "**The steps of this report come from different commits**" in text
+    assert "- Commit (times-42): def456-dirty." in text
+    assert "- Commit (train-orthros-42): unknown (not a git checkout)." in text
+    assert "- Commit (text, train-transformer-42, train-orthros-42, train-transformer-equal-flops-42): abc123." in text
+    assert "- Machine (all steps)" in text
+
+
+def test_steps_of_several_machines_are_told_apart() -> None:
+    results = demo_results()
+    results["steps"]["times-42"]["machine"]["processor"] = "another"
+    text = markdown_report(results)
+    assert "**The steps of this report come from different machines**" in text
+    assert "- Machine (times-42): another, 2 cores" in text
+    results["steps"]["times-42"]["machine"]["commit"] = "def456"
+    assert "come from different commits and different machines" in markdown_report(results)
+
+
+def test_times_of_a_busy_machine_are_called_so() -> None:
+    results = demo_results()
+    results["steps"]["times-42"]["load_average"] = [0.1, 5.04]
+    busy = "**Busy machine:** the times were taken at a load of 5.0 on 2 cores"
+    assert any(line.startswith(busy) for line in findings(results))
+    results["steps"]["times-42"]["load_average"] = [9.0, 2.0]
+    assert "Busy" not in markdown_report(results)
+
+
+def test_a_system_without_load_says_so() -> None:
+    results = demo_results()
+    for step in results["steps"].values():
+        step["load_average"] = [None, None]
+    assert "| 57.0 s | unknown | unknown |" in markdown_report(results)
 
 
 def test_the_page_is_self_contained_and_escapes_the_sample(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orthros_train.model import KVCache
-from tests.model.tiny import assert_close, tiny_model, token_ids
+from tests.model.tiny import assert_close, tiny_config, tiny_model, token_ids
 
 ARMS = [
     {"architecture": "orthros", "base_sinks": 0},
@@ -177,6 +177,34 @@ def test_growing_reallocates_rarely():
         model.decode(token_ids(1, 1, seed=step)[:, 0], cache)
         storages.add(cache.layers[0].keys.data_ptr())
     assert len(storages) <= 5
+
+
+@torch.no_grad()
+def test_a_long_history_is_copied_few_times():
+    """Storage grows by half again, so its copies add up to less than three times what is stored."""
+    cache = KVCache(tiny_config())
+    new, sizes = torch.ones(1, 2, 64, 8), set()
+    for _ in range(128):
+        cache.begin(1, 64, None, new.device)
+        for layer in range(3):
+            cache.update(new, new, layer)
+        cache.commit()
+        sizes.add(cache.layers[0].keys.shape[2])
+    assert max(sizes) >= 8192
+    assert sum(sizes) - max(sizes) < 3 * 8192
+    assert len(sizes) <= 14
+
+
+@torch.no_grad()
+def test_a_ragged_write_after_the_longest_row_is_gone_reads_no_further_than_it_must():
+    model = tiny_model()
+    ids, lengths = token_ids(2, 9), torch.tensor([9, 3])
+    _, cache = model.prefill(ids, lengths)
+    cache.batch_select_indices(torch.tensor([1]))
+    mask = torch.tensor([[1, 0]])
+    logits = model(ids[:1, :2], attention_mask=torch.cat((torch.ones(1, 9), mask), dim=1), cache=cache).logits[0, 0]
+    assert_close(logits, model(torch.cat((ids[1, :3], ids[0, :1]))[None]).logits[0, -1])
+    assert (cache.lengths.tolist(), cache.keys(0).shape[2]) == ([4], 4)
 
 
 def test_writes_outside_a_forward_and_wrong_rows_are_refused():

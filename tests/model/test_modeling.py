@@ -206,6 +206,18 @@ def test_wrong_output_positions_are_refused(positions, message):
         tiny_model()(token_ids(1, 9), output_positions=torch.tensor(positions))
 
 
+@pytest.mark.parametrize("mask", [[[0, 0, 1, 1, 1, 1]], [[1, 1, 1, 1, 0, 0]], [[1, 1, 0, 1, 0, 1]]])
+def test_output_positions_on_padding_are_refused(mask):
+    model, ids = tiny_model(), token_ids(1, 6)
+    for column, real in enumerate(mask[0]):
+        positions = torch.tensor([[column, -1]])
+        if real:
+            assert model(ids, attention_mask=torch.tensor(mask), output_positions=positions).logits.isfinite().all()
+            continue
+        with pytest.raises(ValueError, match="must not lie on padding"):
+            model(ids, attention_mask=torch.tensor(mask), output_positions=positions)
+
+
 # --- what a token can see (invariants 5 and 11) ---
 
 

@@ -44,7 +44,7 @@ def parallel_run(config, use, tensor_size, sequence):
     factory = TensorParallelFactory(config, build_mesh(tensor_size, sequence_parallel=sequence))
     model = perturb(OrthrosForCausalLM(config, factory), factory)
     loss, gradients = loss_and_gradients(model, use)
-    dims = {name: factory.partition_dim(parameter) for name, parameter in model.named_parameters()}
+    dims = {name: factory.split_dim(parameter) for name, parameter in model.named_parameters()}
     return loss, gradients, dims
 
 

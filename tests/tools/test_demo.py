@@ -76,7 +76,8 @@ def test_from_text_to_report(
     assert "shared weights equal, 32 samples equal" in printed
 
     report = (output / "report.md").read_text(encoding="utf-8")
-    results = {path.stem: json.loads(path.read_text()) for path in (output / "results").glob("*.json")}
+    contents = {path.stem: json.loads(path.read_text()) for path in (output / "results").glob("*.json")}
+    results = {name: content["result"] for name, content in contents.items()}
     orthros, transformer = results["train-orthros-42"], results["train-transformer-42"]
     equal = results["train-transformer-equal-flops-42"]
     flops = results["fairness-42"]["flops_per_step"]
@@ -90,6 +91,12 @@ def test_from_text_to_report(
         )
         assert f"{results[f'train-{arm}-42']['validation_nll']:.4f}" in report
     assert results["cache-check-42"]["passed"]
+    timed = re.findall(r"\| (\w+)[:,] .* UTC \| [\d.]+ s \|", report)
+    assert timed == ["Training"] * 3 + ["Times"]
+    assert all(content["measured"]["machine"]["cores"] >= 1 for content in contents.values())
+    assert f"All {len(results)} steps together took" in report
+    assert "Peak learning rate 0.004 in every arm, the rate of configs/demo.yaml, which was chosen on" in report
+    assert "one seed: no spread known; `--seeds 42,43,44`" in printed
     assert (output / "report.html").read_text(encoding="utf-8").count("<svg") == 4
 
     before = {path: path.stat().st_mtime_ns for path in output.rglob("*") if "report" not in path.name}
@@ -100,7 +107,10 @@ def test_from_text_to_report(
     changed = [p for p in before if p.stat().st_mtime_ns != before[p] and p.parent.name != "plots" and p.is_file()]
     assert changed == []
 
-    with pytest.raises(InputError, match=r"other settings \(config\)"):
+    assert demo["main"]([*arguments, "--prefill-lengths", "16"]) == 0  # other lengths are measured, nothing else
+    assert re.findall(r"▶ (.*)", capsys.readouterr().out) == ["Times, seed 42"]
+
+    with pytest.raises(InputError, match=r"other settings \(config\).*--output OTHER"):
         demo["main"]([*arguments, "train.steps=5"])
 
 
@@ -111,6 +121,8 @@ def test_from_text_to_report(
         (["--seeds", "a"], "not a list of whole numbers"),
         (["--ranks", "0"], "--ranks must be at least 1"),
         (["--text", "{tmp}/missing.txt"], "cannot read"),
+        (["--prefill-lengths", "0,8"], "--prefill-lengths: 0 is not from 1 to 16351"),
+        (["--prefill-lengths", "8,16352"], "--prefill-lengths: 16352 is not from 1 to 16351"),
         (["train.stepz=3"], "train.steps"),
         (["--config", "{tmp}/none.yaml"], "none.yaml"),
     ],
@@ -120,6 +132,20 @@ def test_bad_input_is_one_line(arguments: list[str], message: str, demo: dict[st
     with pytest.raises(InputError, match=re.escape(message)):
         demo["main"](["--output", str(tmp_path / "demo"), *filled])
     assert not (tmp_path / "demo" / "results").exists()
+    assert not (tmp_path / "demo" / "settings.json").exists()
+
+
+def test_a_rate_of_the_users_is_not_called_chosen(demo: dict[str, Any], tmp_path: Path) -> None:
+    mine = demo["Demo"](Path("configs/demo.yaml"), ["optimizer.learning_rate=1e-3"], tmp_path, None, 2)
+    recipe = mine._recipe()
+    assert recipe["learning_rate"] == 1e-3
+    assert "chosen" not in recipe["rate_origin"]
+
+
+def test_a_run_names_the_commit_of_every_attempt(tmp_path: Path) -> None:
+    receipt = {"attempt": 2, "commit": "b", "previous": [{"attempt": 1, "commit": "a"}]}
+    (tmp_path / "receipt.json").write_text(json.dumps(receipt), encoding="utf-8")
+    assert training._commits(tmp_path) == ["a", "b"]
 
 
 def test_a_failed_training_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

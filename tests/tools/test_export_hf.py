@@ -32,7 +32,7 @@ def tool(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 def damage(checkpoint: Path) -> None:
-    file = next(checkpoint.glob("*optim_states.pt"))
+    file = next(checkpoint.glob("state/*"))
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
@@ -98,7 +98,7 @@ def test_inspect(finished: Path, tool: Tool) -> None:
     assert "whole: every size and SHA-256 agrees" in stdout
     assert "step         2 (2 updates, 0 skipped)" in stdout
     assert "next sample  16" in stdout
-    assert "1 ranks, ZeRO-1" in stdout
+    assert "layout       1 rank, ZeRO-1, " in stdout
     assert "hf/tokenizer.json" in stdout
 
 
@@ -107,7 +107,7 @@ def test_inspect_finds_damage(finished: Path, tmp_path: Path, tool: Tool) -> Non
     damage(folder)
     code, stdout, _ = tool("inspect_checkpoint", folder)
     assert code == 1
-    assert "damaged: zero_pp_rank_0_mp_rank_00_optim_states.pt is corrupt" in stdout
+    assert "damaged: state/rank_00000.safetensors is corrupt" in stdout
     code, stdout, _ = tool("inspect_checkpoint", folder, "--no-verify")
     assert code == 0
     assert "not verified" in stdout

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import io
+import logging
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from orthros_train.data.tokenizers import ByteTokenizer
 from orthros_train.model import OrthrosForCausalLM
@@ -120,11 +125,11 @@ def test_standard_input_is_a_prompt(folder: Path, generate: Generate, monkeypatc
     [
         (["--prompt", ""], "a prompt is empty"),
         (["--prompt", "-", "--prompt", "-"], "standard input is one prompt"),
-        (["--prompt", "x", "--max-new-tokens", "0"], "--max-new-tokens must be at least 1"),
+        (["--prompt", "x", "--max-new-tokens", "0"], "--max-new-tokens: must be at least 1"),
         (["--prompt", "x", "--max-new-tokens", "512"], "fills the model's positions"),
         (["--prompt", "xyz" * 10, "--max-new-tokens", "500"], "a prompt of 30 tokens"),
         (["--prompt", "x", "--temperature", "-1"], "--temperature must be 0"),
-        (["--prompt", "x", "--top-k", "0"], "--top-k must be at least 1"),
+        (["--prompt", "x", "--top-k", "0"], "--top-k: must be at least 1"),
         (["--prompt", "x", "--top-p", "1.5"], "--top-p must lie in (0, 1]"),
         (["--prompt", "x", "--num-return-sequences", "2"], "greedy decoding has one continuation"),
         (["--prompt", "x", "--num-beams", "2", "--num-return-sequences", "3"], "cannot return 3 sequences"),
@@ -132,6 +137,20 @@ def test_standard_input_is_a_prompt(folder: Path, generate: Generate, monkeypatc
         (["--prompt", "x", "--stop", ""], "--stop needs a string"),
         (["--prompt", "x", "--device", "cuda"], "no CUDA device"),
         (["--prompt", "x", "--dtype", "fp8"], "invalid choice"),
+        (["--prompt", os.fsdecode(b"caf\xe9")], "--prompt: not UTF-8 text (character 4 is a stray byte)"),
+        (["--prompt", "x", "--stop", os.fsdecode(b"\xff")], "--stop: not UTF-8 text"),
+        (["--prompt", "x", "--seed", "9" * 30], "--seed: must be at most 9223372036854775807"),
+        (["--prompt", "x", "--seed", "-1"], "--seed: must be at least 0"),
+        (["--prompt", "x", "--seed", "9" * 5000], "is not an integer"),
+        (["--prompt", "x", "--max-new-tokens", "9" * 20], "--max-new-tokens: must be at most"),
+        (["--prompt", "x", "--num-beams", "2000000000"], "--num-beams: must be at most 1024"),
+        (["--prompt", "x", "--num-return-sequences", "2000000000"], "--num-return-sequences: must be at most 1024"),
+        (["--prompt", "x", "--temperature", "nan"], "--temperature must be 0"),
+        (["--prompt", "x", "--temperature", "inf"], "--temperature must be 0"),
+        (["--prompt", "x", "--temperature", "1e-300"], "--temperature must be 0"),
+        (["--prompt", "x", "--top-p", "nan"], "--top-p must lie in (0, 1]"),
+        (["--prompt", "x", "--device", "abacus"], "device 'abacus' is not known"),
+        (["--prompt", "x", "--device", "meta"], "device 'meta' is not known"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -159,3 +178,60 @@ def test_a_folder_without_a_tokenizer_or_with_damaged_weights(folder: Path, gene
     assert code == 2
     assert "cannot load the model" in err
     assert err.count("\n") == 1
+
+
+def test_a_config_with_a_number_that_is_none(folder: Path, generate: Generate, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    config.write_text(config.read_text().replace('"rope_theta": 10000.0', '"rope_theta": NaN'))
+    code, _, err = generate("--prompt", "x", model=tmp_path / "model")
+    assert (code, err) == (2, f"error: {config} is not valid JSON: NaN is no number\n")
+
+
+def test_too_little_memory_is_one_line(generate: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(OrthrosForCausalLM, "generate", full)
+    code, _, err = generate("--prompt", "x")
+    assert code == 2
+    assert "too little memory for this; ask for fewer prompts" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda weights: weights.pop("model.norm.weight"), "model.norm.weight is missing"),
+        (lambda weights: weights.update({"model.more": torch.ones(3)}), "model.more is unknown"),
+        (
+            lambda weights: weights.update({"model.norm.weight": torch.ones(7)}),
+            "model.norm.weight has shape [7] instead of [32]",
+        ),
+    ],
+    ids=["missing", "unknown", "misshapen"],
+)
+def test_weights_that_do_not_fit_are_one_line(
+    change: Callable[[dict[str, torch.Tensor]], object],
+    problem: str,
+    folder: Path,
+    tmp_path: Path,
+    generate: Generate,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """transformers' own report of the load, which goes to the stderr of its import, is not logged."""
+    said: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [listener])
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_warning()  # as in a process of its own
+    shutil.copytree(folder, tmp_path / "model")
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+    code, out, err = generate("--prompt", "x", model=tmp_path / "model")
+    where = f"the weights in {tmp_path / 'model'} do not fit its config.json"
+    assert (code, out, err) == (2, "", f"error: {where}: {problem}\n")
+    assert (said, transformers_logging.get_verbosity()) == ([], logging.WARNING)
+    transformers_logging.set_verbosity(before)

@@ -82,7 +82,8 @@ def test_help_is_fast_and_has_examples() -> None:
         (["--input", "{text}"], "the following arguments are required: --tokenizer"),
         (["--input", "no.txt", "--tokenizer", "byte"], "input no.txt does not exist"),
         (["--input", "{text}", "--tokenizer", "byte", "--workers", "0"], "--workers: must be at least 1"),
-        (["--input", "{text}", "--tokenizer", "byte", "--workers", "two"], "argument --workers: invalid"),
+        (["--input", "{text}", "--tokenizer", "byte", "--workers", "two"], "--workers: 'two' is not an integer"),
+        (["--input", "{text}", "--tokenizer", "byte", "--workers", "9" * 12], "--workers: must be at most 1024"),
         (["--input", "{text}", "--tokenizer", "byte", "--document-separator", ""], "--document-separator is empty"),
         (["--input", "{text}", "--tokenizer", "byte", "--document-separator", "a\nb"], "holds a line break"),
         (["--input", "{text}", "--tokenizer", "no/folder"], "tokenizer no/folder/tokenizer.json is missing"),
@@ -100,6 +101,19 @@ def test_bad_arguments_are_one_line(here: Here, arguments: list[str], message: s
     assert message in stderr
     assert stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("prefix", ["new/", "there", "there/", "there/..", ".", "/"])
+def test_a_prefix_that_names_a_folder_is_one_line(
+    prefix: str, here: Here, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    code, _, stderr = here("--input", text, "--tokenizer", "byte", "--workers", "1", "--output-prefix", prefix)
+    assert code == 2
+    assert f"--output-prefix {prefix} names a folder" in stderr
+    assert stderr.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["in.txt", "there"]
 
 
 def test_bad_input_is_one_line_and_exit_code_2(text: Path, tmp_path: Path) -> None:

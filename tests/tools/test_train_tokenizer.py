@@ -54,7 +54,10 @@ def test_sentencepiece_and_too_little_text(
     [
         (["--input", "{text}", "--vocab-size", "300"], "required: --output"),
         (["--input", "no.txt", "--vocab-size", "300", "--output", "{out}"], "input no.txt does not exist"),
+        (["--input", "{text}", "--vocab-size", "300", "--output", "{text}/t"], "cannot be written: "),
         (["--input", "{text}", "--vocab-size", "12", "--output", "{out}"], "--vocab-size 12 is too small"),
+        (["--input", "{text}", "--vocab-size", "2147483647", "--output", "{out}"], "--vocab-size: must be at most"),
+        (["--input", "{text}", "--vocab-size", "300", "--max-text-mib", "9" * 30, "--output", "{out}"], "at most"),
         (["--input", "{text}", "--vocab-size", "0", "--output", "{out}"], "--vocab-size: must be at least 1"),
     ],
 )

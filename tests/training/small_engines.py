@@ -8,8 +8,11 @@ import torch
 
 from orthros_train.config import Config
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.parallel.mesh import Mesh
 from orthros_train.parallel.quiet_deepspeed import deepspeed
 from orthros_train.training.engine import TrainingEngine
+from orthros_train.training.engines import build_engine
+from orthros_train.training.ranks import Ranks
 
 VOCAB, TOKENS, SAMPLES, STEPS, RATE = 64, 16, 8, 10, 1e-2
 KEPT_LABELS = (0.1, 0.9, 0.5, 0.0, 1.0, 0.0, 0.3, 0.05)  # share of the labels of each sample of a step
@@ -49,6 +52,13 @@ def engine_config(micro_batch_size: int, zero_stage: int, precision: str = "fp32
             "parallel": {"zero_stage": zero_stage},
         }
     )
+
+
+def data_parallel_engine(model: OrthrosForCausalLM, config: Config, ranks: Ranks) -> TrainingEngine:
+    """Every rank a replica."""
+    mesh = Mesh(data_size=ranks.world_size, data_rank=ranks.rank)
+    accumulation_steps = SAMPLES // (config.train.micro_batch_size * ranks.world_size)
+    return build_engine(model, config, ranks, mesh, accumulation_steps)
 
 
 def sample(step: int, index: int) -> Batch:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from orthros_train.config import Config, TokenizerSection
 from orthros_train.data.documents import DocumentFormat
@@ -90,21 +91,8 @@ def checkpoint_names(config: Config) -> list[str]:
 
 def state_tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Every tensor in the state files of a checkpoint, weights and moments, by where it stands."""
-    found: dict[str, torch.Tensor] = {}
-
-    def walk(where: str, value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            found[where] = value.detach()
-        elif isinstance(value, dict):
-            for key, item in value.items():
-                walk(f"{where}/{key}", item)
-        elif isinstance(value, list | tuple):
-            for index, item in enumerate(value):
-                walk(f"{where}/{index}", item)
-
-    for file in sorted(checkpoint.glob("*.pt")):
-        walk(file.name, torch.load(file, map_location="cpu", weights_only=False))
-    return found
+    files = sorted(checkpoint.glob("state/*.safetensors"))
+    return {f"{file.name}/{key}": tensor for file in files for key, tensor in load_file(file).items()}
 
 
 def assert_same_state(first: Path, second: Path) -> None:

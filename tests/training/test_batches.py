@@ -12,6 +12,7 @@ import torch
 
 from orthros_train.data import collate
 from orthros_train.errors import InputError
+from orthros_train.parallel.mesh import Mesh
 from orthros_train.training.batches import BatchLoader, count_valid, segment_lengths, split_evenly
 from tests.training.small_runs import small_config
 
@@ -31,6 +32,9 @@ class CountingData:
         labels[: index % 3] = -100
         return SimpleNamespace(input_ids=np.full(T, index), shift_labels=labels, document_ids=np.arange(T) // 4)
 
+    def output_count(self, index: int) -> None:
+        return None
+
 
 def never() -> bool:
     return False
@@ -39,7 +43,7 @@ def never() -> bool:
 @pytest.mark.parametrize("prefetch_steps", [0, 1, 3])
 def test_steps_come_in_order_from_any_start(tmp_path: Path, corpus: Path, prefetch_steps: int) -> None:
     config = small_config(tmp_path, corpus, data__prefetch_steps=prefetch_steps)
-    loader = BatchLoader(CountingData(), config, rank=1, world_size=2, first_step=5)
+    loader = BatchLoader(CountingData(), config, Mesh(data_size=2, data_rank=1), first_step=5)
     try:
         for step in (5, 6, 7):
             batch, waited = loader.take(never)
@@ -58,7 +62,7 @@ def test_steps_come_in_order_from_any_start(tmp_path: Path, corpus: Path, prefet
 @pytest.mark.parametrize("prefetch_steps", [0, 2])
 def test_an_error_in_the_data_reaches_the_training(tmp_path: Path, corpus: Path, prefetch_steps: int) -> None:
     config = small_config(tmp_path, corpus, data__prefetch_steps=prefetch_steps)
-    loader = BatchLoader(CountingData(fails_at=9), config, rank=0, world_size=1, first_step=0)
+    loader = BatchLoader(CountingData(fails_at=9), config, Mesh(), first_step=0)
     assert loader.take(never)[0] is not None
     with pytest.raises(InputError, match="sample 9 is broken"):
         loader.take(never)
@@ -75,7 +79,9 @@ def test_segment_lengths() -> None:
 @pytest.mark.parametrize(("count", "micro", "world"), [(7, 2, 2), (1, 4, 3), (8, 2, 2), (5, 3, 1)])
 def test_split_evenly_covers_each_sample_once(count: int, micro: int, world: int) -> None:
     """Every rank has equally many, equally shaped batches; what fills up carries no label."""
-    shares = [list(split_evenly(CountingData(), count, micro, rank, world)) for rank in range(world)]
+    shares = [
+        list(split_evenly(CountingData(), count, micro, Mesh(data_size=world, data_rank=rank))) for rank in range(world)
+    ]
     assert len({len(share) for share in shares}) == 1
     batches = [batch for share in shares for batch in share]
     assert {tuple(batch["input_ids"].shape) for batch in batches} == {(micro, T)}

@@ -12,7 +12,6 @@ import torch
 
 from orthros_train.config import Config
 from orthros_train.parallel.quiet_deepspeed import deepspeed
-from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.optimizer import parameter_groups
 from orthros_train.training.ranks import start_ranks
 from tests.distributed import run_distributed
@@ -21,6 +20,7 @@ from tests.training.small_engines import (
     SAMPLES,
     STEPS,
     batch_of,
+    data_parallel_engine,
     engine_config,
     full_moments,
     small_model,
@@ -55,7 +55,7 @@ def on_engine(config: Config, options: dict[str, Any]) -> dict[str, Any]:
     """The ten steps, this rank on its share of the batch. Adam's first moment after one step is the gradient."""
     ranks = start_ranks(60)
     size, world = config.train.micro_batch_size, ranks.world_size
-    engine = TrainingEngine(small_model(**options), config, ranks, SAMPLES // (size * world))
+    engine = data_parallel_engine(small_model(**options), config, ranks)
     named = dict(engine.module.named_parameters())
     result: dict[str, Any] = {"losses": [], "norms": []}
     for step in range(STEPS):
@@ -136,7 +136,7 @@ def test_activation_checkpointing_recomputes() -> None:
         model = small_model()
         calls = []
         model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
-        engine = TrainingEngine(model, config, start_ranks(60), 1)
+        engine = data_parallel_engine(model, config, start_ranks(60))
         engine.step([batch_of(0, range(SAMPLES))], valid_labels(0), RATE)
         return len(calls)
 

@@ -16,6 +16,7 @@ from orthros_train.config import Config, config_to_yaml
 from orthros_train.conversion.from_checkpoint import export_hf
 from orthros_train.data import PretrainingData, collate, load_tokenizer
 from orthros_train.model import OrthrosForCausalLM
+from orthros_train.training import loop
 from tests.training.small_runs import MODEL, WORDS, checkpoint_names, losses, metrics, run, small_config, write_corpus
 
 ARMS = {"orthros": {**MODEL, "hidden_size": 64, "intermediate_size": 128}}
@@ -70,12 +71,13 @@ def test_validation_interval(tmp_path: Path, corpus: Path) -> None:
     assert [record["step"] for record in metrics(config) if "validation_loss" in record] == [4, 6]
 
 
-def test_starts_from_a_folder(tmp_path: Path, corpus: Path) -> None:
+@pytest.mark.parametrize("layout", [{}, {"parallel__tensor": 2}, {"parallel__pipeline": 2}], ids=str)
+def test_starts_from_a_folder(tmp_path: Path, corpus: Path, layout: dict[str, Any]) -> None:
     """The first loss of a run that starts from an export is that of the exported weights."""
     first = small_config(tmp_path / "first", corpus)
     assert run(first) == 0
     folder = export_hf(first.output_dir, tmp_path / "exported")
-    second = small_config(tmp_path / "second", corpus, init_from=str(folder), train__seed=1)
+    second = small_config(tmp_path / "second", corpus, init_from=str(folder), train__seed=1, **layout)
     assert run(second, 2) == 0
     data = PretrainingData(second, load_tokenizer(second.tokenizer), "train")
     model = OrthrosForCausalLM.from_pretrained(folder)
@@ -141,3 +143,21 @@ def test_without_a_launcher(tmp_path: Path, corpus: Path) -> None:
     done = launch(config, tmp_path, sys.executable)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split(" ")[0] for line in done.stdout.splitlines()] == ["step", "saved", "done:"]
+
+
+def test_a_start_over_and_a_longer_schedule_are_said(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("broken before the first checkpoint")
+
+    config = small_config(tmp_path / "run", corpus, train__steps=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_one_step", fail)
+        with pytest.raises(Exception, match="broken before"):
+            run(config)
+    assert run(config) == 0
+    assert "attempt 2" in (said := capfd.readouterr().out)
+    assert "holds no checkpoint yet, starting from step 0" in said
+    assert run(small_config(tmp_path / "run", corpus, train__steps=6)) == 0
+    assert "train.steps was 4 and is 6: the learning rate goes on at" in capfd.readouterr().out

@@ -17,12 +17,14 @@ from orthros_train.config import Config
 from orthros_train.data import PretrainingData, Sample
 from orthros_train.parallel.quiet_deepspeed import deepspeed
 from orthros_train.training.engine import StepResult, TrainingEngine
+from orthros_train.training.plain_engine import PlainEngine
 from orthros_train.training.ranks import start_ranks
 from tests.distributed import run_distributed
 from tests.training.small_engines import (
     RATE,
     SAMPLES,
     batch_of,
+    data_parallel_engine,
     engine_config,
     full_moments,
     small_model,
@@ -31,13 +33,13 @@ from tests.training.small_engines import (
 from tests.training.small_runs import metrics, run, small_config
 
 
-def spoil_loss(engine: TrainingEngine, value: float) -> Callable[[], None]:
+def spoil_loss(engine: PlainEngine, value: float) -> Callable[[], None]:
     """Make every loss `value`; returns what undoes it."""
-    original = engine.forward
-    engine.forward = lambda *arguments: original(*arguments) * 0.0 + value  # type: ignore[method-assign]
+    original = engine._training_loss
+    engine._training_loss = lambda *arguments: original(*arguments) * 0.0 + value  # type: ignore[method-assign]
 
     def undo() -> None:
-        engine.forward = original  # type: ignore[method-assign]
+        engine._training_loss = original  # type: ignore[method-assign]
 
     return undo
 
@@ -56,7 +58,7 @@ def train_with_bad_steps(config: Config, spoilers: list[tuple[Callable[..., Any]
     """Three steps; before the third, one more for every spoiler, which works on rank 1 alone."""
     ranks = start_ranks(60)
     size, world = config.train.micro_batch_size, ranks.world_size
-    engine = TrainingEngine(small_model(), config, ranks, SAMPLES // (size * world))
+    engine = data_parallel_engine(small_model(), config, ranks)
 
     def step(number: int) -> StepResult:
         starts = range(ranks.rank * size, SAMPLES, size * world)
@@ -100,10 +102,10 @@ def test_one_bad_rank_makes_all_skip_and_leaves_no_trace(zero_stage: int, precis
 
 
 def bad_loss_at(steps: range) -> Callable[..., Any]:
-    """A TrainingEngine.step whose losses are NaN on rank 1 in these calls (0-based)."""
-    original, calls = TrainingEngine.step, [0]
+    """A PlainEngine.step whose losses are NaN on rank 1 in these calls (0-based)."""
+    original, calls = PlainEngine.step, [0]
 
-    def step(self: TrainingEngine, *arguments: Any) -> StepResult:
+    def step(self: PlainEngine, *arguments: Any) -> StepResult:
         bad = calls[0] in steps and dist.get_rank() == 1
         calls[0] += 1
         undo = spoil_loss(self, math.nan) if bad else lambda: None
@@ -118,7 +120,7 @@ def bad_loss_at(steps: range) -> Callable[..., Any]:
 def test_skipped_steps_are_counted_and_training_goes_on(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TrainingEngine, "step", bad_loss_at(range(1, 3)))
+    monkeypatch.setattr(PlainEngine, "step", bad_loss_at(range(1, 3)))
     config = small_config(tmp_path / "run", corpus, train__max_consecutive_skips=3)
     assert run(config, 2) == 0
     records = metrics(config)
@@ -132,7 +134,7 @@ def test_skipped_steps_are_counted_and_training_goes_on(
 def test_too_many_skips_in_a_row_end_the_run(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(TrainingEngine, "step", bad_loss_at(range(2, 100)))
+    monkeypatch.setattr(PlainEngine, "step", bad_loss_at(range(2, 100)))
     config = small_config(tmp_path / "run", corpus, train__max_consecutive_skips=3)
     assert run(config, 2) == 1
     status = json.loads((tmp_path / "run" / "status.json").read_text())

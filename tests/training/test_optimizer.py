@@ -62,7 +62,7 @@ def test_frozen_parameters_are_left_out() -> None:
 
 def test_hyperparameters_by_group() -> None:
     section = OptimizerSection(weight_decay=0.3, affine_lr_scale=0.25, beta1=0.8, beta2=0.9, eps=1e-7)
-    optimizer = build_optimizer(model(), section, torch.device("cpu"))
+    optimizer = build_optimizer(model().named_parameters(), section, torch.device("cpu"))
     set_learning_rate(optimizer.param_groups, 0.4)
     found = {group["name"]: (group["weight_decay"], group["lr"]) for group in optimizer.param_groups}
     assert found == {"decay": (0.3, 0.4), "no_decay": (0.0, 0.4), "affine": (0.0, pytest.approx(0.1))}

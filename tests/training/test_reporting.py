@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from orthros_train.training.device_peaks import known_peak_flops, peak_flops
+from orthros_train.training.metrics import peak_resident_bytes
 from orthros_train.training.progress_report import ProgressReport, describe_step
 from tests.training.small_runs import small_config
 
@@ -80,3 +83,12 @@ def test_a_given_peak_counts_everywhere(tmp_path: Path, corpus: Path) -> None:
     cpu = torch.device("cpu")
     assert peak_flops(small_config(tmp_path, corpus, logging__peak_tflops=2.0), cpu) == 2e12
     assert peak_flops(small_config(tmp_path, corpus), cpu) is None
+
+
+def test_peak_memory_is_this_process_alone() -> None:
+    """Not that of a larger process which started it."""
+    ballast = b"x" * (600 * 2**20)
+    program = "from orthros_train.training.metrics import peak_resident_bytes as peak; print(peak())"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 2**20 < int(answer.stdout) < peak_resident_bytes() - 50 * 2**20
+    assert peak_resident_bytes() > len(ballast)

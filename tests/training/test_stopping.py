@@ -17,9 +17,9 @@ import torch.distributed as dist
 from orthros_train.config import Config
 from orthros_train.data import PretrainingData
 from orthros_train.training import checkpoints, loop
-from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.manifest import read_manifest
-from orthros_train.training.stopping import STOP_FILE, StopRequests, describe
+from orthros_train.training.plain_engine import PlainEngine
+from orthros_train.training.stopping import REASONS, STOP_FILE, StopRequests, describe
 from tests.training.small_runs import assert_same_state, checkpoint_names, metrics, run, small_config, untimed
 
 STOPPED = 75
@@ -48,10 +48,11 @@ def send(number: int) -> Callable[[], None]:
 
 MOMENTS = {
     "training": (loop, "_one_step", 4, signal.SIGTERM, 3),
-    "validation": (TrainingEngine, "loss_sum", 2, signal.SIGUSR1, 2),
-    "the last validation": (TrainingEngine, "loss_sum", 10, signal.SIGUSR1, 6),
+    "Ctrl-C": (loop, "_one_step", 2, signal.SIGINT, 1),
+    "validation": (PlainEngine, "loss_sum", 2, signal.SIGUSR1, 2),
+    "the last validation": (PlainEngine, "loss_sum", 10, signal.SIGUSR1, 6),
     "loading": (PretrainingData, "__init__", 1, signal.SIGTERM, 0),
-    "saving": (checkpoints, "save_hashed", 1, signal.SIGTERM, 3),
+    "saving": (checkpoints, "save_state", 1, signal.SIGTERM, 3),
 }
 
 
@@ -167,7 +168,7 @@ def test_a_run_that_is_stopped_again_and_again_ends_the_same(
 def test_reasons_in_words() -> None:
     assert describe([0, 0]) is None
     assert describe([0, 2, 1]) == "SIGUSR1 on rank 1"
-    assert describe([3, 1]) == "the wall-clock limit"
+    assert describe([4, 1]) == "the wall-clock limit"
 
 
 def test_handlers_are_put_back() -> None:
@@ -177,3 +178,24 @@ def test_handlers_are_put_back() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.code() == 1
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_interrupt_ends_at_once() -> None:
+    stop = StopRequests(time.monotonic(), None)
+    with stop.handling_signals():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert REASONS[stop.code()] == "SIGINT"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    """A shell's background job is started with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        stop = StopRequests(time.monotonic(), None)
+        with stop.handling_signals():
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.code() == 0
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from orthros_train.conversion.tensor_folder import TensorFolder
 from orthros_train.errors import InputError, damaged_model_errors
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.model_folder.tensor_folder import TensorFolder
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+ROWS = 4096  # compared at a time
 AFFINE = re.compile(r"\.(base|output)_query\.(gain|shift)$")
 _BUFFER = re.compile(r"\.rotary_emb\.inv_freq$")  # old transformers saved it; it follows from the configuration
 
@@ -27,9 +28,12 @@ def build_config(values: dict[str, Any], where: str) -> OrthrosConfig:
 
 
 def empty_model(config: OrthrosConfig) -> OrthrosForCausalLM:
-    """The model with shapes but no data."""
-    with torch.device("meta"):
-        return OrthrosForCausalLM(config)
+    """The model with shapes but no data. Raises InputError for sizes that no tensor can have."""
+    try:
+        with torch.device("meta"):
+            return OrthrosForCausalLM(config)
+    except (RuntimeError, OverflowError, TypeError) as error:
+        raise InputError(f"a model of this size cannot be made: {str(error).splitlines()[0]}") from error
 
 
 def is_affine(name: str) -> bool:
@@ -55,13 +59,22 @@ def check_parameters(tensors: TensorFolder, wanted: dict[str, tuple[int, ...]], 
     unknown = {name for name in tensors.infos if name not in wanted and not _BUFFER.search(name)}
     if tied and HEAD in unknown:
         unknown.remove(HEAD)
-        if not torch.equal(tensors.read(HEAD), tensors.read(EMBEDDING)):
+        if not _equal(tensors, HEAD, EMBEDDING):
             raise InputError(
                 f"config.json in {folder} says tie_word_embeddings, but {HEAD} and {EMBEDDING} differ; set "
                 "tie_word_embeddings to false in a copy of the folder, or remove the tensor that is wrong"
             )
     for name in _first_of(unknown):
         raise InputError(f"{folder} holds the tensor {name}, which its config.json does not call for")
+
+
+def _equal(tensors: TensorFolder, first: str, second: str) -> bool:
+    """Whether two matrices of the folder are equal; memory holds a block of their rows."""
+    (rows, columns), other = tensors.infos[first].shape, tensors.infos[second].shape
+    blocks = ((slice(start, min(start + ROWS, rows)), slice(0, columns)) for start in range(0, rows, ROWS))
+    return other == (rows, columns) and all(
+        torch.equal(tensors.read(first, block), tensors.read(second, block)) for block in blocks
+    )
 
 
 def _first_of(names: Iterable[str]) -> list[str]:

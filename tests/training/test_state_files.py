@@ -1,4 +1,5 @@
-"""A relayouted checkpoint holds the same numbers: master weights, moments and step counters, bitwise."""
+"""Whatever layout saved it and whatever layout loads it, a checkpoint holds the same numbers: master weights, moments
+and step counters, bitwise."""
 
 from __future__ import annotations
 
@@ -9,21 +10,28 @@ import pytest
 import torch
 
 from orthros_train.config import Config
-from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
 from orthros_train.parallel.quiet_deepspeed import deepspeed
 from orthros_train.training import engine as engine_module
-from orthros_train.training import relayout
 from orthros_train.training.checkpoints import save_checkpoint
 from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.manifest import Layout, Manifest, Progress, read_manifest
-from orthros_train.training.master_weights import master_weights
 from orthros_train.training.ranks import start_ranks
+from orthros_train.training.state_files import SavedState, load_state
 from tests.distributed import run_distributed
-from tests.training.small_engines import RATE, SAMPLES, batch_of, engine_config, full_moments, valid_labels
+from tests.training.small_engines import (
+    RATE,
+    SAMPLES,
+    batch_of,
+    data_parallel_engine,
+    engine_config,
+    full_moments,
+    valid_labels,
+)
 
 UPDATES = 3
 NAME = f"step_{UPDATES:08d}"
+FROZEN = "model.layers.0.self_attn.output_query.shift"
 
 
 def awkward_model(seed: int) -> OrthrosForCausalLM:
@@ -44,9 +52,7 @@ def awkward_model(seed: int) -> OrthrosForCausalLM:
 
 
 def build(config: Config, seed: int = 3) -> TrainingEngine:
-    ranks = start_ranks(60)
-    size = config.train.micro_batch_size
-    return TrainingEngine(awkward_model(seed), config, ranks, SAMPLES // (size * ranks.world_size))
+    return data_parallel_engine(awkward_model(seed), config, start_ranks(60))
 
 
 def full_state(engine: TrainingEngine) -> dict[str, Any]:
@@ -86,7 +92,7 @@ def write(engine: TrainingEngine, config: Config, folder: Path) -> None:
 def load(config: Config, folder: Path) -> dict[str, Any]:
     """The checkpoint in a fresh engine that started from other weights, saved again in a folder of its own."""
     engine = build(config, seed=4)
-    relayout.load_relayouted(engine, folder / NAME, read_manifest(folder / NAME))
+    load_state(engine, folder / NAME, read_manifest(folder / NAME))
     write(engine, config, folder / f"{engine.ranks.world_size}-{engine.zero_stage}")
     assert [group["name"] for group in engine.deepspeed.optimizer.param_groups] == ["decay", "no_decay", "affine"]
     assert [group["weight_decay"] for group in engine.deepspeed.optimizer.param_groups] == [0.1, 0.0, 0.0]
@@ -119,22 +125,9 @@ def test_bitwise_with_awkward_groups(
             dtype = torch.bfloat16 if precision == "bf16" else torch.float32
             rounded = {name: tensor.to(dtype).float() for name, tensor in saved["weights"].items()}
             assert all(torch.equal(loaded["live"][name], rounded[name]) for name in rounded), (ranks, zero_stage)
-        exported = master_weights(tmp_path / f"{ranks}-{zero_stage}" / NAME)
-        trained = {name: tensor for name, tensor in exported.items() if not name.endswith("shift")}
-        assert trained.keys() == saved["weights"].keys()
-        assert all(torch.equal(tensor, saved["weights"][name]) for name, tensor in trained.items())
+        checkpoint = tmp_path / f"{ranks}-{zero_stage}" / NAME
+        exported = SavedState(checkpoint, read_manifest(checkpoint))
+        assert {name for name in exported.parameters if not name.endswith("shift")} == saved["weights"].keys()
+        assert all(torch.equal(exported.weight(name), tensor) for name, tensor in saved["weights"].items())
+        assert not exported.weight(FROZEN).any()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-
-
-def test_no_room_for_the_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_distributed(save, 1, engine_config(2, 1), tmp_path)
-    usage = relayout.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(relayout.shutil, "disk_usage", lambda path: usage._replace(free=1000))
-
-    def refused(config: Config) -> str:
-        with pytest.raises(InputError) as error:
-            load(config, tmp_path)
-        return str(error.value)
-
-    assert "on another layout needs" in run_distributed(refused, 1, engine_config(2, 2))[0]
-    assert not list(tmp_path.glob(".*"))

@@ -1,6 +1,7 @@
-"""The tensors of a model folder, looked at without loading them and read one by one.
+"""The tensors of a model folder, looked at without loading them and read one by one, whole or in part.
 
 * safetensors, one file or shards under an index. Pickle files only on request, and then with `weights_only=True`.
+* Of a part, nothing but its own bytes is copied into memory.
 * A tensor that holds a NaN or an infinity is an error at the moment it is read.
 """
 
@@ -17,9 +18,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from orthros_train.conversion.json_files import read_json_object
 from orthros_train.errors import InputError
+from orthros_train.model_folder.json_files import read_json_object
 
+Slices = tuple[slice, ...]  # one for each dim, with a start and a stop
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}  # in safetensors' names
 
 
@@ -42,7 +44,7 @@ class _Shard(Protocol):
 
     def infos(self) -> Iterable[TensorInfo]: ...
 
-    def tensor(self, name: str) -> Tensor: ...
+    def tensor(self, name: str, part: Slices | None) -> Tensor: ...
 
 
 class TensorFolder:
@@ -50,7 +52,8 @@ class TensorFolder:
 
     Args:
         folder: holds model.safetensors, or model.safetensors.index.json and its shards, or their pickle counterparts.
-        allow_pickle: read pytorch_model.bin where there is no safetensors file.
+        allow_pickle: read pytorch_model.bin where there is no safetensors file. False: the error names the option
+            --allow-pickle; None: the command has no such option.
 
     Attributes:
         infos: what the folder holds, in its files' order.
@@ -60,7 +63,7 @@ class TensorFolder:
             or a tensor that is not fp32, bf16 or fp16.
     """
 
-    def __init__(self, folder: Path, allow_pickle: bool = False) -> None:
+    def __init__(self, folder: Path, allow_pickle: bool | None = None) -> None:
         self.folder = folder
         self.infos: dict[str, TensorInfo] = {}
         self._file_of: dict[str, Path] = {}
@@ -77,10 +80,14 @@ class TensorFolder:
             self.infos |= found
             self._file_of |= dict.fromkeys(found, path)
 
-    def read(self, name: str) -> Tensor:
-        """Load one tensor. Raises InputError if its file is damaged or it holds a NaN or an infinity."""
+    def read(self, name: str, part: Slices | None = None) -> Tensor:
+        """Load one tensor, or the part of it that lies in `part`.
+
+        Raises:
+            InputError: its file is damaged, or what was read holds a NaN or an infinity.
+        """
         path = self._file_of[name]
-        tensor = self._shard(path).tensor(name)
+        tensor = self._shard(path).tensor(name, part)
         if tensor.numel() and not all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor)):  # a NaN is both ends
             raise InputError(f"tensor {name} in {path} holds NaN or infinite values; the checkpoint is damaged")
         return tensor
@@ -94,16 +101,17 @@ class TensorFolder:
         return self._open[1]
 
 
-def _weight_files(folder: Path, allow_pickle: bool) -> dict[Path, set[str] | None]:
+def _weight_files(folder: Path, allow_pickle: bool | None) -> dict[Path, set[str] | None]:
     """Each file of weights and the tensors that an index promises in it (None: there is no index)."""
     for stem, suffix in (("model", "safetensors"), ("pytorch_model", "bin")):
         single, index = folder / f"{stem}.{suffix}", folder / f"{stem}.{suffix}.index.json"
         if not single.is_file() and not index.is_file():
             continue
         if suffix == "bin" and not allow_pickle:
+            leave = ", or pass --allow-pickle to read nothing but tensors from them" if allow_pickle is False else ""
             raise InputError(
                 f"{folder} holds its weights as pickle files only, which can run code while they load; get a "
-                "safetensors version, or pass --allow-pickle to read nothing but tensors from them"
+                f"safetensors version{leave}"
             )
         return {single: None} if single.is_file() else _indexed_files(index)
     hint = ""
@@ -148,8 +156,11 @@ class _SafetensorsShard:
                 raise InputError(_unsupported(name, self._path, dtype))
             yield TensorInfo(name, tuple(view.get_shape()), DTYPES[dtype])
 
-    def tensor(self, name: str) -> Tensor:
-        return self._file.get_tensor(name)
+    def tensor(self, name: str, part: Slices | None) -> Tensor:
+        try:
+            return self._file.get_tensor(name) if part is None else self._file.get_slice(name)[part]
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"tensor {name} in {self._path} cannot be read: {error}") from error
 
 
 class _PickleShard:
@@ -173,11 +184,9 @@ class _PickleShard:
                 raise InputError(_unsupported(name, self._path, str(tensor.dtype)))
             yield TensorInfo(name, tuple(tensor.shape), tensor.dtype)
 
-    def tensor(self, name: str) -> Tensor:
-        return self._tensors[name]
+    def tensor(self, name: str, part: Slices | None) -> Tensor:
+        return self._tensors[name] if part is None else self._tensors[name][part]
 
 
 def _unsupported(name: str, path: Path, dtype: str) -> str:
-    return (
-        f"tensor {name} in {path} is of dtype {dtype}; fp32, bf16 and fp16 can be converted: dequantize the model first"
-    )
+    return f"tensor {name} in {path} is of dtype {dtype}; fp32, bf16 and fp16 can be read: dequantize the model first"

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from orthros_train.conversion.tensor_folder import TensorFolder, TensorInfo
 from orthros_train.errors import InputError
+from orthros_train.model_folder.tensor_folder import TensorFolder, TensorInfo
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).view(2, 3),
@@ -59,12 +59,17 @@ def test_every_layout_holds_the_same(write: Callable[[Path], None], tmp_path: Pa
     assert tensors.infos["a"].nbytes == 24
     for name in ("c", "a", "b", "a"):
         assert torch.equal(tensors.read(name), TENSORS[name])
+    for part in ((slice(0, 1), slice(1, 3)), (slice(0, 2), slice(2, 3)), (slice(2, 2), slice(0, 3))):
+        assert torch.equal(tensors.read("a", part), TENSORS["a"][part])
+    assert torch.equal(tensors.read("b", (slice(1, 3),)), TENSORS["b"][1:3])
 
 
 @pytest.mark.parametrize("write", [write_pickle, write_pickle_shards])
 def test_pickle_needs_leave(write: Callable[[Path], None], tmp_path: Path) -> None:
     write(tmp_path)
     with pytest.raises(InputError, match="pass --allow-pickle to read nothing but tensors"):
+        TensorFolder(tmp_path, allow_pickle=False)
+    with pytest.raises(InputError, match=r"get a safetensors version$"):
         TensorFolder(tmp_path)
 
 

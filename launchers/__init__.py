@@ -1,0 +1,1 @@
+"""Starting and watching runs: SLURM, torchrun, mpirun, DeepSpeed's launcher."""

@@ -1,0 +1,197 @@
+"""Before and after each start of a training: refuse what cannot work, and decide how the job goes on.
+
+Launch scripts call this, people need not. `begin` checks the environment and records the start in the run's folder.
+`end` reads how the training ended from status.json, since torchrun turns every exit code into 1, and says by its own:
+
+  0   train.steps are done
+  75  to be started again: stopped with a checkpoint saved, or failed after it had saved a new one
+  2   bad input
+  1   anything else: the line that is printed says what
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launchers.run_records import (
+    Attempt,
+    Status,
+    add_attempt,
+    end_attempt,
+    newest_checkpoint,
+    now,
+    read_attempts,
+    read_status,
+)
+from launchers.slurm_client import ENDED, job_states
+from orthros_train.command_line import CommandParser, count, positive_int, run_command
+from orthros_train.config import gradient_accumulation_steps, load_config
+from orthros_train.errors import InputError
+from orthros_train.launch_environment import environment_number
+
+EXAMPLES = """\
+  python launchers/attempt.py begin --ranks-per-node 8 configs/orthros_1.3b.yaml
+  python launchers/attempt.py end --restart-limit 20 --signalled configs/orthros_1.3b.yaml"""
+DONE, FAILED, BAD_INPUT, AGAIN = 0, 1, 2, 75
+WALL_CLOCK = "wall-clock limit"  # in the reason of status.json
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def build_parser() -> CommandParser:
+    """The command line."""
+    parser = CommandParser(__doc__ or "", EXAMPLES)
+    parser.add_argument("moment", choices=("begin", "end"))
+    parser.add_argument("--ranks-per-node", type=positive_int, default=1, metavar="N", help="that are to be started")
+    parser.add_argument("--restart-limit", type=count, default=0, metavar="N", help="restarts that may be asked for")
+    parser.add_argument("--signalled", action="store_true", help="the launcher asked the training to stop")
+    parser.add_argument("--terminated", action="store_true", help="somebody else ends the job: do not start it again")
+    parser.add_argument("config", metavar="CONFIG.yaml")
+    parser.add_argument("overrides", metavar="key=value", nargs="*")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one of the two. Raises InputError."""
+    options = build_parser().parse_intermixed_args(arguments)
+    return begin(options) if options.moment == "begin" else end(options)
+
+
+def begin(options: argparse.Namespace) -> int:
+    """Check the environment against the config and record the start.
+
+    Raises:
+        InputError: the environment contradicts the config, or another job trains in the folder.
+    """
+    config = load_config(options.config, options.overrides)
+    run = Path(config.output_dir)
+    check_environment(options.ranks_per_node)
+    nodes = environment_number("SLURM_NNODES", 1)
+    gradient_accumulation_steps(config, nodes * options.ranks_per_node)
+    refuse_second_launch(run)
+    status = read_status(run)
+    attempt = Attempt(
+        job_id=environment_number("SLURM_JOB_ID", 0) or None,
+        restart=environment_number("SLURM_RESTART_COUNT", 0),
+        nodes=os.environ.get("SLURM_JOB_NODELIST", socket.gethostname()),
+        started=now(),
+        attempt_before=0 if status is None else status.attempt,
+        checkpoint_before=newest_checkpoint(run),
+    )
+    add_attempt(run, attempt)
+    where = f"from step {attempt.checkpoint_before}" if attempt.checkpoint_before else "from the start"
+    print(f"{now()} {attempt.nodes}: {nodes} x {options.ranks_per_node} ranks, restart {attempt.restart}, {where}")
+    return 0
+
+
+def check_environment(ranks_per_node: int) -> None:
+    """Raise InputError where the environment contradicts one torchrun a node with so many ranks."""
+    inherited = [name for name in RANK_VARIABLES if name in os.environ]
+    if inherited:
+        raise InputError(
+            f"{', '.join(inherited)} of the environment belong to ranks, but this starts launchers: submit from a "
+            "shell that no launcher started, or unset them"
+        )
+    tasks, nodes = environment_number("SLURM_NTASKS", 1), environment_number("SLURM_NNODES", 1)
+    if tasks != nodes:
+        raise InputError(
+            f"the job has {tasks} tasks on {nodes} nodes, but one torchrun a node starts the ranks: "
+            "set #SBATCH --ntasks-per-node=1"
+        )
+    gpus = environment_number("SLURM_GPUS_ON_NODE", 0)
+    if gpus and ranks_per_node > gpus:
+        raise InputError(
+            f"{ranks_per_node} ranks a node but SLURM gave this job {gpus} GPUs a node: start at most one rank a GPU"
+        )
+
+
+def refuse_second_launch(run: Path) -> None:
+    """Raise InputError if another job that is still alive trains in `run`."""
+    ours = environment_number("SLURM_JOB_ID", 0)
+    others = sorted(
+        {
+            attempt.job_id
+            for attempt in read_attempts(run)
+            if attempt.job_id is not None and attempt.ended is None and attempt.job_id != ours
+        }
+    )
+    if not others:
+        return
+    for job_id, state in job_states(others).items():
+        if state not in ENDED:
+            raise InputError(
+                f"job {job_id} ({state}) trains in {run}: wait for it, end it with `scancel {job_id}`, or choose "
+                "another output_dir"
+            )
+
+
+def end(options: argparse.Namespace) -> int:
+    """Say how the attempt ended, record it, and return what the launcher shall do."""
+    config = load_config(options.config, options.overrides)
+    run = Path(config.output_dir)
+    attempts = read_attempts(run)
+    if not attempts:
+        raise InputError(f"no start is recorded in {run}: launchers call `begin` first")
+    code, outcome = decide(
+        read_status(run),
+        attempts[-1],
+        checkpoint=newest_checkpoint(run),
+        restarts_left=options.restart_limit - attempts[-1].restart,
+        signalled=options.signalled,
+        terminated=options.terminated,
+    )
+    end_attempt(run, outcome)
+    print(f"{now()} {outcome}", flush=True)
+    return code
+
+
+def decide(
+    status: Status | None,
+    attempt: Attempt,
+    *,
+    checkpoint: int,
+    restarts_left: int,
+    signalled: bool,
+    terminated: bool,
+) -> tuple[int, str]:
+    """The exit code and the outcome in words of an attempt that is over.
+
+    Args:
+        status: status.json now.
+        attempt: as `begin` recorded it.
+        checkpoint: step of the newest checkpoint now.
+        restarts_left: how often the job may still be started again.
+        signalled: the launcher asked for a stop, before the time limit.
+        terminated: SLURM or a person ends the job and decides on its own whether it comes back.
+    """
+    started = status is not None and status.attempt > attempt.attempt_before
+    if started and status is not None and status.state == "done":
+        return DONE, f"done: {status.step} steps"
+    if started and status is not None and status.exit_code == BAD_INPUT:
+        return BAD_INPUT, f"refused: {status.reason}"
+    if started and status is not None and status.state == "stopped":
+        story = f"stopped at step {status.step} by {status.reason}"
+        wanted = signalled or WALL_CLOCK in (status.reason or "")
+    elif started and status is not None:
+        died = status.reason or "the ranks died without a word: see the log above"
+        story = f"failed after step {max(status.step, checkpoint)}: {died}"
+        wanted = checkpoint > attempt.checkpoint_before
+    else:
+        story, wanted = "the training did not start: see the log above", False
+        if signalled:
+            story, wanted = "asked to stop before the training had started", True
+    if terminated:
+        return FAILED, f"{story}; the job was ended from outside, SLURM decides whether it comes back"
+    if not wanted:
+        return FAILED, f"{story}; not started again"
+    if restarts_left <= 0:
+        return FAILED, f"{story}; not started again: the limit of restarts is reached, submit it anew to go on"
+    return AGAIN, f"{story}; goes back into the queue ({restarts_left} restarts left)"
+
+
+if __name__ == "__main__":
+    run_command(lambda: main(sys.argv[1:]))

@@ -1,0 +1,291 @@
+"""Look at all nodes before a training starts: one table, and a failure that names the node.
+
+Every rank runs this under the launcher that the training will use, so meeting each other is the first check. Then:
+versions, devices, free disk, the run's folder seen and writable from every rank, clocks, the data files as every node
+sees them (sizes and samples of their bytes), point-to-point and all-reduce bandwidth. Under a minute; exit code 2 on a
+failure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.table import Table
+
+from launchers.sbatch_script import LOG_FOLDER
+from orthros_train.command_line import CommandParser, run_command
+from orthros_train.config import Config, load_config
+from orthros_train.data.manifest import bin_path, idx_path, manifest_path
+from orthros_train.errors import InputError
+from orthros_train.training.ranks import Ranks, start_ranks
+from orthros_train.training.run_folder import git_commit, installed_versions
+
+EXAMPLES = """\
+  srun torchrun --nnodes 2 --nproc-per-node 8 … launchers/preflight.py configs/orthros_1.3b.yaml
+  torchrun --nproc-per-node 2 launchers/preflight.py configs/demo.yaml"""
+TIMEOUT_SECONDS = 50.0  # of one collective
+CLOCK_SECONDS = 5.0  # more than that between two nodes' clocks is a failure
+LEAST_FREE_GIB = 1.0
+SLOW_LINK = 0.25  # of the median bandwidth, is worth a warning
+SAMPLES, SAMPLE_BYTES = 64, 1 << 16  # of each data file
+REPEATS = 3
+SEEN_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one rank found. Ranks of one node differ in what is theirs alone."""
+
+    rank: int
+    host: str
+    versions: str
+    device: str
+    devices: int  # that this rank sees
+    free_gib: float
+    clock: float  # seconds since the epoch, right after a barrier
+    folder_problem: str | None
+    data: dict[str, str]  # file -> size and sample hash, or what is wrong with it
+    receive_gib_per_second: float  # from the rank before it
+    all_reduce_gib_per_second: float  # bus bandwidth
+
+
+def build_parser() -> CommandParser:
+    """The command line."""
+    parser = CommandParser(__doc__ or "", EXAMPLES)
+    parser.add_argument("config", metavar="CONFIG.yaml", help="the run's configuration")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="replaces an option of the file")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check; 0 if all is well, 2 if not. Raises InputError on bad input."""
+    options = build_parser().parse_intermixed_args(arguments)
+    config = load_config(options.config, options.overrides)
+    ranks = start_ranks(TIMEOUT_SECONDS)
+    reports = ranks.gather_objects(look(config, ranks))
+    problems = find_problems(reports)
+    if ranks.is_main:
+        show(reports, find_warnings(reports))
+        for problem in problems:
+            print(f"preflight: {problem}", file=sys.stderr)
+    dist.barrier(group=ranks.control_group)  # nobody leaves before it is shown
+    return 2 if problems else 0
+
+
+def look(config: Config, ranks: Ranks) -> Report:
+    """Everything that this rank can find out; collective."""
+    run = Path(config.output_dir)
+    folder_problem = check_folder(run, ranks)
+    dist.barrier(group=ranks.control_group)
+    clock = time.time()
+    receive, all_reduce = measure_bandwidth(ranks)
+    cuda = ranks.device.type == "cuda"
+    versions = {"python": platform.python_version(), **installed_versions(), "commit": (git_commit() or "none")[:12]}
+    place = next(path for path in (run, *run.absolute().parents) if path.exists())
+    return Report(
+        rank=ranks.rank,
+        host=socket.gethostname(),
+        versions=", ".join(f"{name} {version}" for name, version in versions.items()),
+        device=torch.cuda.get_device_name(ranks.device) if cuda else "cpu",
+        devices=torch.cuda.device_count(),
+        free_gib=shutil.disk_usage(place).free / 2**30,
+        clock=clock,
+        folder_problem=folder_problem,
+        data=data_fingerprints(config),
+        receive_gib_per_second=receive,
+        all_reduce_gib_per_second=all_reduce,
+    )
+
+
+def check_folder(run: Path, ranks: Ranks) -> str | None:
+    """Whether this rank sees what rank 0 writes in the run's folder, and rank 0 what it writes; collective."""
+    folder = run / LOG_FOLDER
+    own = folder / f"preflight-{ranks.rank}"
+
+    def write() -> str | None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            own.write_text(socket.gethostname(), encoding="utf-8")
+        except OSError as error:
+            return f"cannot write in {folder}: {error.strerror}"
+        return None
+
+    problem = write()
+    dist.barrier(group=ranks.control_group)
+    (seen,) = _seen([folder / "preflight-0"])
+    written = ranks.share(_seen([folder / f"preflight-{rank}" for rank in range(ranks.world_size)]))
+    if problem is None:
+        own.unlink(missing_ok=True)
+    if problem is None and not seen:
+        problem = f"does not see what rank 0 writes in {folder}: is it a shared file system?"
+    if problem is None and not written[ranks.rank]:
+        problem = f"what it writes in {folder} does not reach rank 0: is it a shared file system?"
+    return problem
+
+
+def _seen(files: Sequence[Path]) -> list[bool]:
+    """Which of the files are there, after a while: network file systems may show a new one late."""
+    end = time.monotonic() + SEEN_SECONDS
+    while not all(file.exists() for file in files) and time.monotonic() < end:
+        time.sleep(0.1)
+    return [file.exists() for file in files]
+
+
+def measure_bandwidth(ranks: Ranks) -> tuple[float, float]:
+    """(GiB/s received from the rank before in a ring, bus bandwidth of all-reduce); collective.
+
+    Bus bandwidth: 2·(n-1)/n·bytes/seconds, what every link must carry for a ring of n ranks.
+    """
+    if ranks.world_size == 1:
+        return float("inf"), float("inf")
+    cuda = ranks.device.type == "cuda"
+    count = (1 << 26 if cuda else 1 << 20) // 4  # 64 MiB, or 1 MiB over gloo
+    tensor, received = (torch.ones(count, device=ranks.device) for _ in range(2))
+    following, before = (ranks.rank + 1) % ranks.world_size, (ranks.rank - 1) % ranks.world_size
+
+    def ring() -> None:
+        operations = [dist.P2POp(dist.isend, tensor, following), dist.P2POp(dist.irecv, received, before)]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    gib = tensor.nbytes / 2**30
+    receive = gib / _seconds(ring, ranks)
+    all_reduce = gib * 2 * (ranks.world_size - 1) / ranks.world_size / _seconds(lambda: dist.all_reduce(tensor), ranks)
+    return receive, all_reduce
+
+
+def _seconds(work: Callable[[], object], ranks: Ranks) -> float:
+    """Shortest time of a few repetitions, after one to warm up."""
+    times = []
+    for _ in range(REPEATS + 1):
+        dist.barrier(group=ranks.control_group)
+        start = time.perf_counter()
+        work()
+        if ranks.device.type == "cuda":
+            torch.cuda.synchronize(ranks.device)
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def data_fingerprints(config: Config) -> dict[str, str]:
+    """Size and a hash over samples of each data file, as this node sees it; or what is wrong with it."""
+    sources = [*config.data.train, *(config.data.validation or [])]
+    prefixes = [Path(source.prefix) for source in sources]
+    files = [path(prefix) for prefix in prefixes for path in (manifest_path, idx_path, bin_path)]
+    return {str(file): sample_hash(file) for file in files}
+
+
+def sample_hash(file: Path) -> str:
+    """`SIZE bytes, HASH` of a file: SHA-256 over its size and evenly spaced samples; or why it cannot be read."""
+    try:
+        with open(file, "rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            digest = hashlib.sha256(str(size).encode())
+            for index in range(SAMPLES):
+                stream.seek(index * max(size - SAMPLE_BYTES, 0) // max(SAMPLES - 1, 1))
+                digest.update(stream.read(SAMPLE_BYTES))
+    except OSError as error:
+        return f"unreadable: {error.strerror}"
+    return f"{size} bytes, {digest.hexdigest()[:16]}"
+
+
+def find_problems(reports: Sequence[Report]) -> list[str]:
+    """What must not be: one line each, with the node's name."""
+    first = reports[0]
+    problems = [
+        f"{report.host}, rank {report.rank}: {report.folder_problem}" for report in reports if report.folder_problem
+    ]
+    for report in _one_a_host(reports):
+        here = [other for other in reports if other.host == report.host]
+        if report.versions != first.versions:
+            problems.append(f"{report.host} has other versions than {first.host}: {_difference(report, first)}")
+        if report.device != first.device:
+            problems.append(f"{report.host} has {report.device}, {first.host} has {first.device}")
+        if report.devices and report.devices < len(here):
+            problems.append(f"{report.host} shows {report.devices} GPUs for {len(here)} ranks")
+        if report.free_gib < LEAST_FREE_GIB:
+            problems.append(f"{report.host}: {report.free_gib:.2f} GiB free in the run's folder; make room")
+        behind = report.clock - first.clock
+        if abs(behind) > CLOCK_SECONDS:
+            problems.append(f"{report.host}: its clock differs by {behind:+.1f} s from {first.host}'s; set it by NTP")
+        problems += [
+            f"{report.host}: {file}: {found}"
+            + ("" if found.startswith("unreadable") else f", {first.host} sees {seen}")
+            for file, found in report.data.items()
+            if found != (seen := first.data[file]) or found.startswith("unreadable")
+        ]
+    return problems
+
+
+def find_warnings(reports: Sequence[Report]) -> list[str]:
+    """What slows a training down without breaking it."""
+    usual = statistics.median(report.receive_gib_per_second for report in reports)
+    return [
+        f"{report.host}, rank {report.rank}: receives {report.receive_gib_per_second:.2f} GiB/s from rank "
+        f"{(report.rank - 1) % len(reports)} on {reports[report.rank - 1].host}, the median is {usual:.2f}"
+        for report in reports
+        if report.receive_gib_per_second < SLOW_LINK * usual
+    ]
+
+
+def _one_a_host(reports: Sequence[Report]) -> list[Report]:
+    return list({report.host: report for report in reversed(reports)}.values())[::-1]
+
+
+def _difference(report: Report, first: Report) -> str:
+    ours, theirs = report.versions.split(", "), first.versions.split(", ")
+    return ", ".join(f"{one} instead of {other}" for one, other in zip(ours, theirs, strict=False) if one != other)
+
+
+def show(reports: Sequence[Report], warnings: Sequence[str]) -> None:
+    """Print one line a node."""
+    console = Console(highlight=False, width=140, soft_wrap=True)
+    console.print(f"preflight: {reports[0].versions}")
+    table = Table(box=None, pad_edge=False)
+    for heading in ("node", "ranks", "device", "free GiB", "clock s", "folder", "data", "receives GiB/s"):
+        table.add_column(heading)
+    for report in _one_a_host(reports):
+        here = [other for other in reports if other.host == report.host]
+        sound = report.data == reports[0].data and not any(found.startswith("unr") for found in report.data.values())
+        table.add_row(
+            report.host,
+            f"{here[0].rank}-{here[-1].rank}" if len(here) > 1 else str(report.rank),
+            f"{report.devices} x {report.device}" if report.devices else report.device,
+            f"{report.free_gib:,.0f}",
+            f"{report.clock - reports[0].clock:+.2f}",
+            "differs" if any(other.folder_problem for other in here) else "shared",
+            "same" if sound else "differs",
+            f"{min(other.receive_gib_per_second for other in here):.2f}",
+        )
+    console.print(table)
+    slowest = min(report.all_reduce_gib_per_second for report in reports)
+    console.print(f"all-reduce over {len(reports)} ranks: {slowest:.2f} GiB/s a link")
+    for warning in warnings:
+        console.print(f"warning: {warning}", markup=False)
+
+
+def run() -> int:
+    """`main`, with what a rank that cannot meet the others says in one line."""
+    try:
+        return main(sys.argv[1:])
+    except InputError as error:
+        raise InputError(f"{socket.gethostname()}: {error}") from error
+    except dist.DistError as error:
+        raise InputError(f"{socket.gethostname()}: the ranks do not meet or lose each other: {error}") from error
+
+
+if __name__ == "__main__":
+    run_command(run)

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Train with torchrun on this machine, or on several without SLURM. From the root of the repository:
+#
+#   launchers/torchrun.sh --ranks 8 configs/orthros_130m.yaml train.steps=2000
+#   launchers/torchrun.sh --ranks 8 --nodes 2 --head node1:29500 configs/orthros_1.3b.yaml     (the same on each node)
+#
+# Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint first. Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped.
+set -euo pipefail
+
+ranks=1 nodes=1 head=
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --ranks) ranks=${2:?--ranks needs a number} && shift 2 ;;
+        --nodes) nodes=${2:?--nodes needs a number} && shift 2 ;;
+        --head) head=${2:?--head needs HOST:PORT} && shift 2 ;;
+        -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
+        *) break ;;
+    esac
+done
+refuse() { echo "error: $*" >&2 && exit 2; }
+[ $# -gt 0 ] || refuse "no CONFIG.yaml (see $0 --help)"
+[ -z "${RANK:-}${WORLD_SIZE:-}" ] || refuse "RANK or WORLD_SIZE is set: a launcher has started this already; unset them"
+[ "${SLURM_STEP_NUM_TASKS:-1}" -le "${SLURM_STEP_NUM_NODES:-1}" ] ||
+    refuse "srun started ${SLURM_STEP_NUM_TASKS} tasks on ${SLURM_STEP_NUM_NODES} nodes: start this once a node, --ntasks-per-node=1"
+[ "$nodes" = 1 ] || [ -n "$head" ] || refuse "--nodes $nodes needs --head HOST:PORT, one of the nodes"
+
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+if [ "$nodes" = 1 ]; then
+    meeting=(--standalone)
+else
+    meeting=(--nnodes="$nodes" --rdzv-backend=c10d --rdzv-endpoint="$head" --rdzv-id="$head")
+fi
+follower=()
+[ "$nodes" = 1 ] || [ "${head%:*}" = "$(hostname)" ] || [ "${head%:*}" = "$(hostname -f)" ] || follower=(--follower)
+exec python launchers/supervise.py "${follower[@]}" --program launchers/torchrun_rank.py "$@" -- \
+    torchrun "${meeting[@]}" --nproc-per-node="$ranks" --shutdown-timeout="${STOP_SECONDS:-300}"

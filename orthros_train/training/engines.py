@@ -1,0 +1,51 @@
+"""Which model and which engine a layout takes."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from orthros_train.config import Config
+from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.parallel.factory import factory_for
+from orthros_train.parallel.mesh import Mesh
+from orthros_train.parallel.pipeline import PipelinedModel, canonical_name
+from orthros_train.parallel.quiet_deepspeed import join_process_group, silenced
+from orthros_train.training.distillation import Teacher
+from orthros_train.training.engine import TrainingEngine
+from orthros_train.training.initial_model import build_model, set_initial_values
+from orthros_train.training.pipeline_engine import PipelineEngine
+from orthros_train.training.plain_engine import PlainEngine
+from orthros_train.training.ranks import Ranks
+
+
+def build_module(config: Config, model_config: OrthrosConfig, mesh: Mesh) -> nn.Module:
+    """This rank's part of the fp32 model at step 0: all of it, its share of every layer, or a stage.
+
+    Raises:
+        InputError: `init_from` does not fit.
+    """
+    factory = factory_for(model_config, mesh)
+    if mesh.pipeline_size == 1:
+        return build_model(config, model_config, factory)
+    join_process_group()
+    with silenced():  # DeepSpeed prints its topology
+        model = PipelinedModel(
+            model_config, factory, mesh, config.train.sequence_length, config.train.activation_checkpointing
+        )
+    set_initial_values(model, factory, config, model_config, canonical_name)
+    return model
+
+
+def build_engine(
+    module: nn.Module,
+    config: Config,
+    ranks: Ranks,
+    mesh: Mesh,
+    accumulation_steps: int,
+    teacher: Teacher | None = None,
+) -> TrainingEngine:
+    """The engine of a module of `build_module`; collective. A pipeline has no teacher, as the configuration knows."""
+    if isinstance(module, OrthrosForCausalLM):
+        return PlainEngine(module, config, ranks, mesh, accumulation_steps, teacher)
+    assert isinstance(module, PipelinedModel)
+    return PipelineEngine(module, config, ranks, mesh, accumulation_steps)

@@ -1,0 +1,139 @@
+"""How a launch script goes on after each way in which a training can end, and what is refused before it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from launchers import attempt
+from launchers.attempt import AGAIN, BAD_INPUT, DONE, FAILED, decide, main
+from launchers.run_records import Attempt, Status, add_attempt, end_attempt, read_attempts
+from orthros_train.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+DEMO = str(ROOT / "configs" / "demo.yaml")
+BEFORE = Attempt(17, 2, "node[1-2]", "2026-01-01", attempt_before=2, checkpoint_before=40)
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_RANK")):
+            monkeypatch.delenv(name)
+
+
+def status(state: str, exit_code: int | None = None, reason: str | None = None, attempt: int = 3) -> Status:
+    return Status(state=state, exit_code=exit_code, step=57, attempt=attempt, reason=reason)
+
+
+FILE = "the file stop_requested"
+
+
+@pytest.mark.parametrize(
+    ("now", "checkpoint", "options", "code", "words"),
+    [
+        (status("done", 0), 60, {}, DONE, "done: 57 steps"),
+        (status("stopped", 75, FILE), 57, {"signalled": True}, AGAIN, "goes back into the queue (18 restarts left)"),
+        # the file was written by a person: they wanted an end
+        (status("stopped", 75, FILE), 57, {}, FAILED, "by the file stop_requested; not started again"),
+        (status("stopped", 75, "the wall-clock limit"), 57, {}, AGAIN, "goes back"),
+        (status("stopped", 75, "SIGTERM on rank 0"), 57, {"terminated": True}, FAILED, "SLURM decides"),
+        (status("stopped", 75, FILE), 57, {"signalled": True, "restarts_left": 0}, FAILED, "limit of restarts"),
+        (status("failed", 2, "output_dir holds another run"), 40, {}, BAD_INPUT, "refused: output_dir holds"),
+        # a failure is tried again only if it got further than the last time
+        (status("failed", 1, "peer lost"), 50, {}, AGAIN, "failed after step 57: peer lost; goes back"),
+        (status("failed", 1, "peer lost"), 40, {}, FAILED, "failed after step 57: peer lost; not started"),
+        (status("running"), 40, {}, FAILED, "died without a word"),
+        (status("running"), 50, {}, AGAIN, "died without a word"),
+        # status.json is from an earlier start
+        (status("stopped", 75, FILE, attempt=2), 40, {}, FAILED, "the training did not start"),
+        (status("done", 0, attempt=2), 40, {}, FAILED, "the training did not start"),
+        (None, 0, {}, FAILED, "the training did not start"),
+        (None, 0, {"signalled": True}, AGAIN, "asked to stop before the training had started"),
+    ],
+)  # fmt: skip
+def test_decision(now: Status | None, checkpoint: int, options: dict[str, bool], code: int, words: str) -> None:
+    arguments = {"restarts_left": 18, "signalled": False, "terminated": False, **options}
+    decided, outcome = decide(now, BEFORE, checkpoint=checkpoint, **arguments)
+    assert decided == code, outcome
+    assert words in outcome
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "RANK, WORLD_SIZE of the environment belong to ranks"),
+        ({"SLURM_NTASKS": "4", "SLURM_NNODES": "2"}, "4 tasks on 2 nodes.*--ntasks-per-node=1"),
+        ({"SLURM_GPUS_ON_NODE": "1"}, "2 ranks a node but SLURM gave this job 1 GPUs a node"),
+        ({"SLURM_NTASKS": "3", "SLURM_NNODES": "3"}, "not a multiple of train.micro_batch_size .* times 6 ranks"),
+    ],
+)
+def test_an_environment_that_contradicts_the_config_is_refused(
+    environment: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=message):
+        main(["begin", "--ranks-per-node", "2", DEMO, f"output_dir={tmp_path}"])
+    assert read_attempts(tmp_path) == []
+
+
+def write_status(run: Path, **values: object) -> None:
+    (run / "status.json").write_text(json.dumps({"exit_code": None, "step": 5, "reason": None, **values}))
+
+
+def test_from_begin_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, value in {
+        "SLURM_JOB_ID": "9",
+        "SLURM_NNODES": "2",
+        "SLURM_NTASKS": "2",
+        "SLURM_RESTART_COUNT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[3-4]")
+    write_status(tmp_path, state="stopped", exit_code=75, attempt=1)
+    run = [DEMO, f"output_dir={tmp_path}"]
+    assert main(["begin", *run]) == 0
+    assert "node[3-4]: 2 x 1 ranks, restart 1, from the start" in capsys.readouterr().out
+    (begun,) = read_attempts(tmp_path)
+    assert (begun.job_id, begun.restart, begun.attempt_before, begun.ended) == (9, 1, 1, None)
+    write_status(tmp_path, state="stopped", exit_code=75, attempt=2, reason=FILE)
+    assert main(["end", "--restart-limit", "2", "--signalled", *run]) == AGAIN
+    assert "goes back into the queue (1 restarts left)" in capsys.readouterr().out
+    assert "goes back" in (read_attempts(tmp_path)[0].outcome or "")
+    assert main(["end", "--restart-limit", "1", "--signalled", *run]) == FAILED
+
+
+def test_end_without_begin_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no start is recorded"):
+        main(["end", DEMO, f"output_dir={tmp_path}"])
+
+
+@pytest.mark.parametrize(
+    ("state", "refused"), [("RUNNING", True), ("COMPLETING", True), ("NODE_FAIL", False), ("", False)]
+)
+def test_a_second_launch_is_refused_while_the_first_job_lives(
+    state: str, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "job_states", lambda jobs: dict.fromkeys(jobs, state) if state else {})
+    add_attempt(tmp_path, BEFORE)
+    arguments = ["begin", DEMO, f"output_dir={tmp_path}"]
+    if refused:
+        with pytest.raises(InputError, match=rf"job 17 \({state}\) trains in .*scancel 17"):
+            main(arguments)
+    else:
+        assert main(arguments) == 0
+
+
+def test_a_jobs_own_restart_and_what_has_ended_are_no_second_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "job_states", lambda jobs: pytest.fail(f"asked for {jobs}"))
+    add_attempt(tmp_path, BEFORE)
+    end_attempt(tmp_path, "stopped")
+    add_attempt(tmp_path, BEFORE)  # its node was lost: no end
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert main(["begin", DEMO, f"output_dir={tmp_path}"]) == 0

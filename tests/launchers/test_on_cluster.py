@@ -1,0 +1,116 @@
+"""Trainings on a real SLURM cluster of two nodes: what a user submits and walks away from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orthros_train.model import OrthrosConfig
+from orthros_train.training.metrics import read_metrics
+from tests.launchers.cluster_runs import ROOT, ClusterRun, new_run, uninterrupted_losses
+from tests.launchers.local_cluster import LocalCluster
+from tests.training.small_runs import losses
+
+SIZE = ("--nodes", "2", "--ranks-per-node", "2", "--time", "10", "--stop-seconds", "60")
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+
+
+def test_a_stopped_job_resumes_as_if_nothing_had_been_and_its_model_is_exported(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    run = new_run(cluster, tmp_path, train__steps=100)
+    (train, export), printed = run.submit(*SIZE, "--export")
+    assert f"job {train}: train, 2 x 2 ranks\n  log {run.folder}/slurm/train-{train}.log\n" in printed
+    run.wait_for_step(5)
+    assert run.status()["jobs"] == {
+        f"{train} train": "RUNNING",
+        f"{export} export": "PENDING (Dependency)",
+    }
+    _, refusal = run.submit(*SIZE, check=False)
+    assert refusal.startswith(f"error: job {train} (RUNNING) is there for {run.folder} already")
+
+    cluster.run("scancel", "--batch", "--signal=USR1", str(train))  # as SLURM does before the time limit
+    cluster.wait_for_state(train, ["PENDING"], 90)
+    stopped = run.status()
+    assert stopped["step"] == stopped["checkpoint"] < 100
+    assert "goes back into the queue (20 restarts left)" in stopped["last_outcome"]
+    cluster.start_again_now(train)
+
+    assert cluster.wait_for_state(train, ENDED, 180) == "COMPLETED", run.log()
+    expected = uninterrupted_losses(run.config, tmp_path / "uninterrupted", 4)
+    assert losses(run.config) == expected  # bitwise
+    assert len(expected) == 100
+    assert {record["attempt"] for record in read_metrics(run.folder / "metrics.jsonl")} == {1, 2}
+    assert run.status()["state"] == "done"
+    assert "preflight: python" in run.log()
+    assert "Traceback" not in run.log()
+
+    assert cluster.wait_for_state(export, ENDED, 60) == "COMPLETED", run.log()
+    assert OrthrosConfig.from_pretrained(run.folder / "model").architecture == "orthros"
+
+
+def test_scancel_leaves_a_valid_checkpoint_and_no_job(cluster: LocalCluster, tmp_path: Path) -> None:
+    run = new_run(cluster, tmp_path, train__steps=100_000)
+    (train,), _ = run.submit(*SIZE, "--no-preflight")
+    run.wait_for_step(5)
+    cluster.run("scancel", str(train))
+    cluster.wait_until(lambda: run.status()["last_outcome"] is not None, 60, "the end is recorded")
+    assert cluster.wait_for_state(train, ENDED, 30) == "CANCELLED"
+    assert run.has_valid_checkpoint()
+    assert run.status()["state"] == "stopped (SIGTERM on rank 0)"
+    assert "SLURM decides whether it comes back" in run.status()["last_outcome"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--partition", "nope"),
+            "Invalid partition name specified; choose one with --partition; there are: debug (2)",
+        ),
+        (("--nodes", "4"), "Requested node configuration is not available; ask for less with --nodes, "),
+        (("--nodes", "3"), "train.global_batch_size (8) is not a multiple"),
+        (("--cpus-per-task", "64"), "Requested node configuration is not available; ask for less with --nodes, "),
+        (("--ranks-per-node", "2", "--gpus-per-node", "1"), "--ranks-per-node 2 is more than --gpus-per-node 1"),
+    ],
+)
+def test_what_cannot_run_is_refused_at_once(
+    cluster: LocalCluster, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    run = new_run(cluster, tmp_path)
+    jobs, printed = run.submit(*options, check=False)
+    assert jobs == []
+    assert printed.startswith("error: ")
+    assert message in printed
+    assert printed.count("\n") == 1
+    assert cluster.run("squeue", "--noheader", "--name=run").stdout == ""
+
+
+def launched(run: ClusterRun, folder: Path, *command: str) -> list[float]:
+    """The losses of the run when `command` starts it."""
+    allow = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    scripts = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    config = run.config.model_copy(update={"output_dir": str(folder)})
+    done = subprocess.run(
+        [*command, str(run.file), f"output_dir={folder}"],
+        cwd=ROOT,
+        env={**run.cluster.environment, **allow, "PATH": scripts},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return losses(config)
+
+
+def test_mpirun_and_one_task_a_rank_train_the_same(cluster: LocalCluster, tmp_path: Path) -> None:
+    run = new_run(cluster, tmp_path, train__steps=10)
+    expected = uninterrupted_losses(run.config, tmp_path / "forked", 2)
+    srun = ("srun", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "orthros_train")
+    assert launched(run, tmp_path / "srun", *srun) == expected
+    assert launched(run, tmp_path / "mpirun", "launchers/mpirun.sh", "--oversubscribe", "-n", "2", "--") == expected

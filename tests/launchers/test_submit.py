@@ -1,0 +1,128 @@
+"""launchers/submit.py before SLURM is asked: what it prints, what it refuses. test_on_cluster.py has the rest."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from launchers import slurm_client, submit
+from launchers.run_records import Job, add_job, read_jobs
+from orthros_train.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+DEMO = str(ROOT / "configs" / "demo.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    for name in submit.RANK_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+class Slurm:
+    """Stands in for sbatch: ids from 70 on, and what it was given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.submitted: list[tuple[str, list[str]]] = []
+        monkeypatch.setattr(slurm_client, "check", lambda script: None)
+        monkeypatch.setattr(slurm_client, "submit", self.submit)
+        monkeypatch.setattr(slurm_client, "job_states", lambda jobs: dict.fromkeys(jobs, "RUNNING"))
+
+    def submit(self, script: str, options: list[str]) -> int:
+        self.submitted.append((Path(script).name, options))
+        return 69 + len(self.submitted)
+
+
+def test_print_shows_the_scripts_and_touches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = f"output_dir={tmp_path}/run"
+    assert submit.main([DEMO, run, "--nodes", "2", "--evaluate", "recall", "--print", "--venv", "my_env"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("#!/bin/bash") == 3
+    assert "source my_env/bin/activate" in shown
+    assert f"config=({DEMO} {run})" in shown
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_active_environment_is_the_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    submit.main([DEMO, f"output_dir={tmp_path}/run", "--print"])
+    assert (f"source {sys.prefix}/bin/activate" in capsys.readouterr().out) == (sys.prefix != sys.base_prefix)
+    submit.main([DEMO, f"output_dir={tmp_path}/run", "--print", "--container", "image.sif"])
+    assert "activate" not in capsys.readouterr().out
+
+
+def test_a_chain_of_three_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm = Slurm(monkeypatch)
+    submit.main([DEMO, f"output_dir={tmp_path}/run", "--evaluate", "recall"])
+    after = ["--dependency=afterok:70", "--kill-on-invalid-dep=yes"]
+    assert slurm.submitted[:2] == [("train.sbatch", []), ("export.sbatch", after)]
+    assert slurm.submitted[2] == ("evaluate.sbatch", ["--dependency=afterok:71", "--kill-on-invalid-dep=yes"])
+    assert [(job.job_id, job.kind) for job in read_jobs(tmp_path / "run")] == [
+        (70, "train"),
+        (71, "export"),
+        (72, "evaluate"),
+    ]
+    shown = capsys.readouterr().out
+    assert f"job 70: train, 1 x 1 ranks\n  log {tmp_path}/run/slurm/train-70.log\n" in shown
+    assert "job 72: evaluate, after job 71" in shown
+
+
+def test_each_seed_is_exported_after_its_own_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm = Slurm(monkeypatch)
+    submit.main([DEMO, f"output_dir={tmp_path}/run", "--seeds", "1,2", "--export"])
+    assert slurm.submitted[1] == ("export.sbatch", ["--dependency=aftercorr:70", "--kill-on-invalid-dep=yes"])
+    assert f"train, 1 x 1 ranks, seeds 1,2\n  log {tmp_path}/run/slurm/train-70_*.log" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "1,1"], "a seed is there twice"),
+        (["--seeds", "1,x"], "--seeds"),
+        (["--seeds", "1,2", "train.seed=3"], "--seeds and train.seed=3 contradict each other"),
+        (["--gpus-per-node", "2", "--ranks-per-node", "4"], "--ranks-per-node 4 is more than --gpus-per-node 2"),
+        (["--nodes", "3"], "not a multiple of train.micro_batch_size"),
+        (["--venv", "a", "--container", "b"], "--venv and --container exclude each other"),
+        (["output_dir=a b"], "holds a space or %"),
+        (["train.stepz=1"], "did you mean train.steps?"),
+        (["--nodes", "0"], "--nodes: must be at least 1"),
+    ],
+)
+def test_bad_arguments_are_refused_before_slurm_is_asked(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = Slurm(monkeypatch)
+    with pytest.raises(InputError) as error:
+        submit.main([DEMO, *arguments])
+    assert message in str(error.value)
+    assert slurm.submitted == []
+
+
+def test_a_rank_does_not_submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slurm = Slurm(monkeypatch)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="WORLD_SIZE are set, and the job would inherit them"):
+        submit.main([DEMO, f"output_dir={tmp_path}/run"])
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="submit from the root of the repository"):
+        submit.main([DEMO, f"output_dir={tmp_path}/run"])
+    assert slurm.submitted == []
+
+
+def test_a_second_job_for_a_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slurm = Slurm(monkeypatch)
+    add_job(tmp_path / "run", Job(9, "train", "log", "now"))
+    with pytest.raises(
+        InputError, match=r"job 9 \(RUNNING\) is there for .*: it goes on by itself; end it with `scancel 9`"
+    ):
+        submit.main([DEMO, f"output_dir={tmp_path}/run"])
+    monkeypatch.setattr(slurm_client, "job_states", lambda jobs: dict.fromkeys(jobs, "COMPLETED"))
+    submit.main([DEMO, f"output_dir={tmp_path}/run"])
+    assert len(slurm.submitted) == 1
