@@ -45,7 +45,8 @@ class RecallSetting:
     """The task and the training, the same for all arms.
 
     Attributes:
-        pairs: key-value pairs of a row; each key is asked for once.
+        pairs: key-value pairs of a row.
+        queries: positions where the value of one of the pairs is asked for.
         values: different values; guessing is right once in so many times.
         keys: different keys.
         length: tokens of a row.
@@ -58,14 +59,15 @@ class RecallSetting:
     """
 
     pairs: int = 8
+    queries: int = 40
     values: int = 8
-    keys: int = 32
+    keys: int = 16
     length: int = 64
     base_window: int = 8
     layers: int = 2
     width: int = 128
     heads: int = 1
-    steps: int = 600
+    steps: int = 400
     batch_size: int = 64
     learning_rate: float = 3e-3
     solved_loss: float = 0.01
@@ -101,19 +103,19 @@ class RecallRows:
 
 
 def make_rows(setting: RecallSetting, rows: int, generator: torch.Generator) -> RecallRows:
-    """Random rows: pairs first, then filler with every key once at a random place."""
+    """Random rows: pairs first, then filler with a pair's key at random places."""
     import torch  # noqa: PLC0415
 
-    P, T = setting.pairs, setting.length
+    P, Q, T = setting.pairs, setting.queries, setting.length
 
-    def distinct(choices: int) -> torch.Tensor:
-        """(rows, P) different numbers below `choices` a row."""
-        return torch.rand(rows, choices, generator=generator).argsort(dim=1)[:, :P]
+    def distinct(choices: int, count: int) -> torch.Tensor:
+        """(rows, count) different numbers below `choices` a row."""
+        return torch.rand(rows, choices, generator=generator).argsort(dim=1)[:, :count]
 
-    keys = 1 + distinct(setting.keys)
+    keys = 1 + distinct(setting.keys, P)
     values = 1 + setting.keys + torch.randint(setting.values, (rows, P), generator=generator)
-    queries = (2 * P + distinct(T - 2 * P)).sort(dim=1).values
-    asked = distinct(P)  # which pair each query is about
+    queries = (2 * P + distinct(T - 2 * P, Q)).sort(dim=1).values
+    asked = torch.randint(P, (rows, Q), generator=generator)  # which pair each query is about
     ids = torch.zeros(rows, T, dtype=torch.int64)
     ids[:, 0 : 2 * P : 2], ids[:, 1 : 2 * P : 2] = keys, values
     ids.scatter_(1, queries, keys.gather(1, asked))
@@ -283,7 +285,7 @@ def write_recall_report(results: Mapping[str, Any], folder: Path) -> str:
     text = "\n\n".join(
         [
             "# Multi-query associative recall",
-            f"{setting['pairs']} key-value pairs, then {setting['pairs']} queries among filler, {setting['length']} "
+            f"{setting['pairs']} key-value pairs, then {setting['queries']} queries among filler, {setting['length']} "
             f"tokens a row. {setting['layers']} layers, width {setting['width']}, window w = {setting['base_window']}: "
             f"stacked windows reach over L·(w−1) = {setting['reach']} tokens. At most {setting['steps']} "
             f"steps of {setting['batch_size']} rows, fewer for an arm whose loss is below {setting['solved_loss']} "

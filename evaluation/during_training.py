@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evaluation.run import evaluate_suites
 from evaluation.suite_report import suite_scores
@@ -63,6 +63,10 @@ def suite_metrics(
         model.train(was_training)
     if results is None:
         return {}
+    return _flat(results)
+
+
+def _flat(results: Mapping[str, Any]) -> dict[str, float]:
     metrics = {}
     for name, score in suite_scores(results).items():
         for task in score.tasks:

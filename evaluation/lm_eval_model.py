@@ -93,12 +93,19 @@ class OrthrosLM(TemplateLM):
     # Ranks: every rank has the whole model and answers its share of the documents.
 
     def _join_ranks(self, device: str) -> None:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        self._made_group = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
+        if self._made_group:
             if device.startswith("cuda"):
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
             dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
         if dist.is_initialized():
             self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+
+    def leave_ranks(self) -> None:
+        """End the process group, if this object made it."""
+        if self._made_group:
+            dist.destroy_process_group()
+            self._made_group = False
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """One value of each rank, as a vector."""

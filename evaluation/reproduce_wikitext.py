@@ -262,9 +262,12 @@ def verdict(results: Mapping[str, Any]) -> str:
     spread = f" ± {statistics.stdev(deltas):.5f}" if len(deltas) > 1 else ""
     better = sum(delta < 0 for delta in deltas)
     word = "worse" if mean > 0 else "better"
+    noise = ""
+    if len(deltas) > 1 and abs(mean) < statistics.stdev(deltas):
+        noise = " The difference is smaller than its spread over the seeds: they do not tell the arms apart."
     return (
         f"Orthros is {word} than the transformer by {abs(mean):.5f}{spread} nats per byte (paired over the seeds); it "
-        f"is better with {better} of {len(deltas)} seeds."
+        f"is better with {better} of {len(deltas)} seeds.{noise}"
     )
 
 

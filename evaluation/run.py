@@ -133,7 +133,18 @@ def evaluate_suites(
             records[card.name] = runner.run(card)
     if lm.rank:
         return None
-    config = {
+    results = harness_results(records, _about_run(lm, setting, chat))
+    results["orthros"] = {
+        "suites": {suite.name: _about_suite(suite) for suite in suites},
+        "records": {name: {k: v for k, v in record.items() if k != "harness"} for name, record in records.items()},
+        "left_out": missing,
+        "machine": describe_machine(),
+    }
+    return results
+
+
+def _about_run(lm: OrthrosLM, setting: TaskSetting, chat: bool) -> dict[str, Any]:
+    return {
         **lm.get_model_info(),
         "model": "orthros",
         "batch_size": lm.batch_size,
@@ -142,23 +153,16 @@ def evaluate_suites(
         "chat": chat,
         "seed": setting.seed,
     }
-    results = harness_results(records, config)
-    results["orthros"] = {
-        "suites": {
-            suite.name: {
-                "title": suite.title,
-                "tasks": [[card.name, card.weight_group] for card in suite.cards],
-                "has_mean": suite.has_mean,
-                "note": suite.note,
-                "paper": suite.paper,
-            }
-            for suite in suites
-        },
-        "records": {name: {k: v for k, v in record.items() if k != "harness"} for name, record in records.items()},
-        "left_out": missing,
-        "machine": describe_machine(),
+
+
+def _about_suite(suite: Suite) -> dict[str, Any]:
+    return {
+        "title": suite.title,
+        "tasks": [[card.name, card.weight_group] for card in suite.cards],
+        "has_mean": suite.has_mean,
+        "note": suite.note,
+        "paper": suite.paper,
     }
-    return results
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -208,6 +212,7 @@ def _evaluate(options: argparse.Namespace, suites: Sequence[Suite], source: Data
         samples=options.samples,
         skip_unavailable=options.skip_unavailable,
     )
+    lm.leave_ranks()
     if results is not None:
         write_output(options.output / "results.json", json.dumps(results, indent=1, default=str) + "\n")
         text = write_suite_report(results, options.output)

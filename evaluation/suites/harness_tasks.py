@@ -89,19 +89,10 @@ def harness_card(
     adapt: Callable[[Any], Any] | None = None,
     weight_group: str | None = None,
 ) -> TaskCard:
-    """A card for a task of lm-eval's.
+    """A card for a task of lm-eval's: `file` is its YAML file below lm_eval/tasks.
 
-    Args:
-        name: lm-eval's name of it.
-        file: its YAML file below lm_eval/tasks.
-        data: what it reads.
-        prompt: in words.
-        metric: the headline metric.
-        version: lm-eval's version of the task.
-        shots: examples before the question.
-        shot_split: the split that they come from.
-        adapt: makes the rows of a package look like the hub's; it leaves the hub's alone.
-        weight_group: see TaskCard.
+    Examples come from `shot_split`. `adapt` makes the rows of a package look like the hub's and leaves the hub's alone.
+    The rest: see TaskCard.
     """
 
     def build(setting: TaskSetting) -> ConfigurableTask:

@@ -30,10 +30,11 @@ def test_rows_are_pairs_then_queries_with_their_answers() -> None:
     for ids, queries, answers, distances in zip(rows.ids, rows.queries, rows.answers, rows.distances, strict=True):
         pairs = {int(ids[i]): (int(ids[i + 1]), i + 1) for i in range(0, 16, 2)}
         assert len(pairs) == 8
-        assert all(1 <= key <= 32 and 33 <= value <= 40 for key, (value, _) in pairs.items())
+        assert all(1 <= key <= 16 and 17 <= value <= 24 for key, (value, _) in pairs.items())
         assert queries.tolist() == sorted(set(queries.tolist()))
         asked = [int(ids[position]) for position in queries.tolist()]
-        assert sorted(asked) == sorted(pairs)
+        assert len(asked) == 40
+        assert set(asked) <= set(pairs)
         assert answers.tolist() == [pairs[key][0] for key in asked]
         assert distances.tolist() == [int(p) - pairs[key][1] for p, key in zip(queries, asked, strict=True)]
         filler = set(range(16, 64)) - set(queries.tolist())
@@ -47,9 +48,9 @@ def test_the_windows_reach_is_exact() -> None:
     changes = {}
     for arm in ARMS:
         model = build_arm(arm, setting, 0).double()
-        ids = torch.randint(41, (1, 30), generator=torch.Generator().manual_seed(1))
+        ids = torch.randint(25, (1, 30), generator=torch.Generator().manual_seed(1))
         other = ids.clone()
-        other[0, 10] = (ids[0, 10] + 1) % 41
+        other[0, 10] = (ids[0, 10] + 1) % 25
         with torch.no_grad():
             change = (model(ids, use_cache=False).logits - model(other, use_cache=False).logits)[0].abs().amax(dim=-1)
         changes[arm] = (float(change[24]), float(change[25]))

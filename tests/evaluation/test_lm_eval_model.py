@@ -122,6 +122,16 @@ def test_the_model_type_is_known_to_the_harness() -> None:
     assert get_model("orthros") is OrthrosLM
 
 
+def test_it_is_made_from_the_harness_command_line(folder: Path) -> None:
+    lm = OrthrosLM.create_from_arg_string(
+        f"pretrained={folder},base_window=16,dtype=bf16,max_length=64,share_prefix=False",
+        {"batch_size": "2", "max_batch_size": None, "device": "cpu"},
+    )
+    assert (lm.model.config.base_window, lm.model.dtype, lm.max_length) == (16, torch.bfloat16, 64)
+    assert lm.get_model_info()["architecture"] == "orthros"
+    assert lm.loglikelihood(asked("loglikelihood", ("the", " cat")))[0][0] < 0
+
+
 def test_a_continuation_longer_than_the_model_is_refused(folder: Path) -> None:
     (lm, _) = both_arms(folder, max_length=4)
     with pytest.raises(InputError, match="exceeds the model's 4"):

@@ -12,10 +12,11 @@ from evaluation import run
 from evaluation.model_source import load_evaluated_model
 from evaluation.suites import data_sets
 from evaluation.suites.catalog import SUITE_NAMES, SuiteOptions, find_suites
-from evaluation.suites.harness_tasks import MMLU_SUBJECTS
+from evaluation.suites.harness_tasks import MMLU, MMLU_SUBJECTS
+from evaluation.suites.task_card import TaskSetting
 from orthros_train.errors import InputError
 from tests.evaluation.test_data_sources import PIQA_ROWS, Rows
-from tests.evaluation.tiny_models import save_llama, save_orthros
+from tests.evaluation.tiny_models import save_llama, save_merging_tokenizer, save_orthros
 from tools.mirror_datasets import mirror
 
 PAGE = {"page": " = Title = \n\n The cat , it sat . \n"}
@@ -143,6 +144,28 @@ def test_a_llama_folder_goes_through_the_same_command(data: Path, tmp_path: Path
     assert (results["config"]["architecture"], results["config"]["model_kind"]) == ("transformer", "llama folder")
     results = evaluate(llama, data, tmp_path / "o", "--tasks", "piqa", "--base-window", "8")
     assert (results["config"]["architecture"], results["config"]["base_sinks"]) == ("orthros", 1)
+
+
+def test_chat_templates_wrap_the_question(data: Path, tmp_path: Path) -> None:
+    model = save_merging_tokenizer(save_orthros(tmp_path / "model"), adds_bos=False)
+    evaluate(model, data, tmp_path / "out", "--tasks", "piqa", "--chat", "--samples", "--limit", "1")
+    (sample,) = (tmp_path / "out" / "samples" / "piqa.jsonl").read_text().splitlines()
+    assert json.loads(sample)["arguments"][0][0] == "[user] Question: goal 0\nAnswer:\n[assistant]"
+
+
+def test_examples_come_before_the_question() -> None:
+    row = {"question": "Why?", "choices": ["a", "b", "c", "d"], "answer": 2}
+    rows = [{**row, "question": f"Why {number}?"} for number in range(6)]
+    card = MMLU[1]
+    task = card.build(TaskSetting(Rows(rows), tokenizer=None, limit=2))  # type: ignore[arg-type]
+    task.set_fewshot_seed(1)
+    task.build_all_requests(limit=2, rank=0, world_size=1)
+    context, choice = task.instances[4].args
+    assert context.startswith("The following are multiple choice questions (with answers) about anatomy.")
+    assert [context.count(f"Why {number}?") for number in range(6)] == [1, 2, 1, 1, 1, 0]
+    assert context.count("Answer: C") == 5
+    assert choice == " A"
+    assert card.metadata(TaskSetting(Rows(rows), tokenizer=None))["shots"] == 5  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

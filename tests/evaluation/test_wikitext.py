@@ -110,7 +110,19 @@ def test_the_verdict_follows_the_figures(orthros: tuple[float, float], words: st
         "transformer": {"1": {"test_nll": 1.5}, "2": {"test_nll": 1.6}},
         "orthros": {str(i + 1): {"test_nll": value} for i, value in enumerate(orthros)},
     }
-    assert words in verdict({"runs": runs, "seeds": [1, 2]})
+    text = verdict({"runs": runs, "seeds": [1, 2]})
+    assert words in text
+    assert "do not tell the arms apart" not in text
+
+
+def test_a_difference_within_the_spread_is_called_so() -> None:
+    runs = {
+        "transformer": {"1": {"test_nll": 1.5}, "2": {"test_nll": 1.6}},
+        "orthros": {"1": {"test_nll": 1.6}, "2": {"test_nll": 1.51}},
+    }
+    text = verdict({"runs": runs, "seeds": [1, 2]})
+    assert "worse than the transformer by 0.00500" in text
+    assert "do not tell the arms apart" in text
 
 
 def test_every_byte_but_the_first_is_predicted_once() -> None:

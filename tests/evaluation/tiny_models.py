@@ -45,10 +45,10 @@ def save_orthros(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def save_llama(folder: Path) -> Path:
+def save_llama(folder: Path, **changes: Any) -> Path:
     """A Llama folder as transformers writes it, with a byte tokenizer, in float32."""
     torch.manual_seed(1)
-    config = LlamaConfig(**SIZES, initializer_range=0.15)
+    config = LlamaConfig(**{**SIZES, "initializer_range": 0.15, **changes})
     LlamaForCausalLM(config).save_pretrained(folder)
     ByteTokenizer().save_pretrained(folder)
     return folder
