@@ -5,8 +5,8 @@ text. All score the same requests with the same weights in float32; answers are 
 
 FLOPs are exact, on the real lengths: those of `hf` are a full forward with logits everywhere for each group of requests
 that read the same tokens, ours those of the plan that was run. Documents a second are of wall time; speedups are of
-processor time on a CPU, which other jobs on the machine do not change, and of wall time on CUDA. Exits 1 if an arm's speedup over `hf` is below
---least-share of its FLOP ratio, or if the answers differ.
+processor time on a CPU, which other jobs on the machine change less, and of wall time on CUDA. Exits 1 if an arm's
+speedup over `hf` is below --least-share of its FLOP ratio, or if the answers differ.
 """
 
 from __future__ import annotations

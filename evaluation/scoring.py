@@ -26,6 +26,8 @@ from orthros_train.model import KVCache, OrthrosForCausalLM
 
 CHUNK_SIZE = 2048  # columns of one forward over a long context
 CPU_TOKENS, CUDA_TOKENS = 2048, 65536  # of one forward where the batch size is automatic
+FULL_TOKENS = 96  # columns of all rows from which on a forward is efficient, and padding costs more than a second one
+LEAST_FILL = 0.8  # of the columns of a row in an automatic batch of that size: shorter rows go into the next
 CACHED_TOKENS_FACTOR = 16  # forked caches may hold that many times the tokens of a forward
 
 
@@ -61,11 +63,16 @@ class BatchLimit:
             raise InputError(f"batch size {batch_size!r} is neither a number of at least 1 nor auto")
         return cls(rows)
 
-    def fits(self, rows: int, columns: int, cached: int = 0) -> bool:
-        """Whether `rows` sequences of `columns` new and `cached` earlier tokens may go together."""
+    def fits(self, rows: int, columns: int, cached: int = 0, shortest: int | None = None) -> bool:
+        """Whether `rows` sequences of `columns` new and `cached` earlier tokens may go together.
+
+        `shortest` is the length of the shortest of them, where an automatic batch should not pad it too far.
+        """
         if rows <= 1:
             return True
-        if self.rows is not None and rows > self.rows:
+        if self.rows is not None:
+            return rows <= self.rows
+        if shortest is not None and shortest < LEAST_FILL * columns and (rows - 1) * columns >= FULL_TOKENS:
             return False
         return rows * columns <= self.tokens and rows * (columns + cached) <= CACHED_TOKENS_FACTOR * self.tokens
 
@@ -144,7 +151,8 @@ class Scorer:
             batch: list[Family] = []
             for family in sorted((f for f in families if bool(f.stem) is shared), key=lambda f: -(f.stem or f.longest)):
                 columns = max(each.stem or each.longest for each in (*batch, family))
-                if batch and not self._limit.fits(len(batch) + 1, min(columns, self._chunk_size), columns):
+                here = family.stem or family.longest
+                if batch and not self._limit.fits(len(batch) + 1, min(columns, self._chunk_size), columns, here):
                     yield batch
                     batch = []
                 batch.append(family)
@@ -181,7 +189,10 @@ class Scorer:
         while behind:
             columns = len(behind[0][1].tokens) - batch[behind[0][0]].stem
             count = 1
-            while count < len(behind) and self._limit.fits(count + 1, columns, len(stems[0])):
+            while count < len(behind):
+                shortest = len(behind[count][1].tokens) - batch[behind[count][0]].stem
+                if not self._limit.fits(count + 1, columns, len(stems[0]), shortest):
+                    break
                 count += 1
             chosen, behind = behind[:count], behind[count:]
             rows = [row for _, row in chosen]
