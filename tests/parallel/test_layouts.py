@@ -139,7 +139,7 @@ def one_process(model: str, use: str) -> dict[str, Any]:
         loss = module(**micro_batch(step, 0, SAMPLES, use), num_items_in_batch=label_count(step, use)).loss
         loss.backward()
         result["losses"].append(loss.item())
-        result["norms"].append(float(torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)))
+        result["norms"].append(clip(module, 1.0))
         adam.step()
         adam.zero_grad()
         if step == 0:
@@ -147,6 +147,15 @@ def one_process(model: str, use: str) -> dict[str, Any]:
     for moment in MOMENTS:
         result[moment] = {name: adam.state[p][moment] for name, p in module.named_parameters()}
     return result
+
+
+def clip(module: torch.nn.Module, largest: float) -> float:
+    """torch's clip_grad_norm_ with sums in float64: over a million elements in fp32 they are off by 1.4e-5."""
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    norm = float(torch.stack([gradient.double().pow(2).sum() for gradient in gradients]).sum().sqrt())
+    for gradient in gradients:
+        gradient.mul_(min(1.0, largest / (norm + 1e-6)))
+    return norm
 
 
 def build(config: Config, model: str) -> TrainingEngine:
