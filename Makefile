@@ -43,6 +43,7 @@ lint: $(DEVELOPMENT)
 bench: $(RUNTIME)
 	$(RUN) benchmarks/base_stream_memory.py --output outputs/benchmarks/base_stream_memory.json
 	$(RUN) benchmarks/sft_step.py --output outputs/benchmarks/sft_step.json
+	$(RUN) benchmarks/scoring_speed.py --output outputs/benchmarks/scoring_speed.json
 
 # One file of evidence a part of the tests, so that a part can be run again by itself: make evidence-training
 EVIDENCE := benchmarks conversion data evaluation launchers model parallel readme tools training

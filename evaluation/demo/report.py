@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from evaluation import plots
 from evaluation.demo.findings import findings, no_spread, per_seed, spread
-from evaluation.demo.page import html_page
+from evaluation.html_page import html_page
 from evaluation.demo.provenance import mixture, origin, time_and_load
 from evaluation.files import write_output
 
@@ -26,7 +26,7 @@ def write_report(results: dict[str, Any], folder: Path) -> tuple[Path, Path]:
         plots.save_png(figure, folder / "plots" / f"{name}.png")
     text = markdown_report(results)
     write_output(folder / "report.md", text)
-    write_output(folder / "report.html", html_page(text, figures))
+    write_output(folder / "report.html", html_page("Orthros demo", text, figures))
     return folder / "report.md", folder / "report.html"
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from evaluation.demo.findings import findings
-from evaluation.demo.page import html_page
+from evaluation.html_page import html_page
 from evaluation.demo.report import markdown_report, write_report
 from evaluation.plots import COLORS, INK, kv_growth, save_png, to_svg, validation_nll
 from tests.evaluation.results import demo_results
@@ -176,7 +176,7 @@ def test_the_png_is_on_white(tmp_path: Path) -> None:
 
 def test_markdown_becomes_tables_and_inline_plots() -> None:
     figures = {"kv": kv_growth([{"prompt_length": 1, "entries": [[1, 2]]}], None)}
-    page = html_page("| a | b |\n| --- | ---: |\n| 1 | 2 |\n\n![KV growth](plots/kv.png)\n", figures)
+    page = html_page("Orthros demo", "| a | b |\n| --- | ---: |\n| 1 | 2 |\n\n![KV growth](plots/kv.png)\n", figures)
     assert '<td style="text-align:right">2</td>' in page
     assert "<figure><svg" in page
     assert "plots/kv.png" not in page
