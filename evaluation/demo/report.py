@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 
 from evaluation import plots
 from evaluation.demo.findings import findings, no_spread, per_seed, spread
-from evaluation.html_page import html_page
 from evaluation.demo.provenance import mixture, origin, time_and_load
 from evaluation.files import write_output
+from evaluation.html_page import html_page
 
 ARMS = ("transformer", "orthros", "transformer-equal-flops")
 

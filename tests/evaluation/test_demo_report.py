@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from evaluation.demo.findings import findings
-from evaluation.html_page import html_page
 from evaluation.demo.report import markdown_report, write_report
+from evaluation.html_page import html_page
 from evaluation.plots import COLORS, INK, kv_growth, save_png, to_svg, validation_nll
 from tests.evaluation.results import demo_results
 
