@@ -84,6 +84,10 @@ class LayerFactory:
         """The dim along which ranks hold parts of the parameter; None: every rank holds the whole."""
         return None
 
+    def blank(self, parameter: Tensor, shape: Sequence[int]) -> Tensor:
+        """An fp32 tensor to hold this rank's part of the parameter, which has this shape and may be elsewhere now."""
+        return torch.empty(tuple(shape))
+
     def slices(self, parameter: Tensor, shape: Sequence[int]) -> tuple[slice, ...]:
         """Where in the whole parameter, of this shape, this rank's part lies: a slice for each dim."""
         return tuple(slice(0, size) for size in shape)

@@ -24,8 +24,9 @@ def fake_rank(world_size: int, rank: int, device: str = "meta") -> Iterator[None
     The process must not have joined a process group, and has left this one after the block.
     """
     with silenced():
-        from megatron.core import parallel_state  # noqa: PLC0415 - 4 s of import
         from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 - registers the backend
+
+        from orthros_train.parallel.quiet_megatron import parallel_state  # noqa: PLC0415 - 4 s of import
 
     accelerator = deepspeed.accelerator.get_accelerator()
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())

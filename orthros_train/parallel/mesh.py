@@ -50,7 +50,7 @@ def build_mesh(tensor_size: int = 1, pipeline_size: int = 1, sequence_parallel: 
     replicas = data_parallel_size(world_size, tensor_size, pipeline_size)
     group = None
     if tensor_size > 1:
-        from megatron.core import parallel_state  # noqa: PLC0415 - 4 s of import
+        from orthros_train.parallel.quiet_megatron import parallel_state  # noqa: PLC0415 - 4 s of import
 
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=tensor_size,
@@ -79,7 +79,7 @@ class ModelParallelUnit:
     """The tensor and data axes under the names that DeepSpeed's plain engine asks its `mpu` for."""
 
     def __init__(self, mesh: Mesh) -> None:
-        from megatron.core import parallel_state as state  # noqa: PLC0415 - 4 s of import
+        from orthros_train.parallel.quiet_megatron import parallel_state as state  # noqa: PLC0415 - 4 s of import
 
         self.get_model_parallel_rank = self.get_tensor_model_parallel_rank = lambda: mesh.tensor_rank
         self.get_model_parallel_world_size = self.get_tensor_model_parallel_world_size = lambda: mesh.tensor_size

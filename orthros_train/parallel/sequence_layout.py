@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from megatron.core.tensor_parallel import (
-    gather_from_sequence_parallel_region,
-    scatter_to_sequence_parallel_region,
-)
 from torch import Tensor
 
 from orthros_train.model.stream_layout import OutputColumns, StreamLayout, take_tokens
+from orthros_train.parallel.quiet_megatron import mcore
 
 
 class SequenceShards(StreamLayout):
@@ -42,7 +39,7 @@ class SequenceShards(StreamLayout):
         """X_r -> this rank's share of the tokens at the output columns, sequence first."""
         if columns is None:
             return base
-        whole = gather_from_sequence_parallel_region(base, tensor_parallel_output_grad=False, group=self.group)
+        whole = mcore.gather_from_sequence_parallel_region(base, tensor_parallel_output_grad=False, group=self.group)
         return self._scatter(take_tokens(whole.transpose(0, 1), columns))
 
     def split_projected(self, projected: Tensor, base_tokens: int) -> tuple[Tensor, Tensor]:
@@ -63,4 +60,4 @@ class SequenceShards(StreamLayout):
                 f"{stream.shape[1]} tokens do not divide over {self.ranks} ranks; under parallel.sequence both the "
                 "sequence length and the number of output tokens are multiples of parallel.tensor"
             )
-        return scatter_to_sequence_parallel_region(stream.transpose(0, 1).contiguous(), group=self.group)
+        return mcore.scatter_to_sequence_parallel_region(stream.transpose(0, 1).contiguous(), group=self.group)

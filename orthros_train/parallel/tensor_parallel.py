@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from megatron.core import tensor_parallel as mcore
-from megatron.core.model_parallel_config import ModelParallelConfig
 from torch import Tensor, nn
 
 from orthros_train.config.parallel import check_tensor_size, padded_vocabulary
@@ -25,6 +23,7 @@ from orthros_train.model.configuration_orthros import OrthrosConfig
 from orthros_train.model.layer_factory import IGNORE_INDEX, LayerFactory, RMSNorm
 from orthros_train.parallel.device_differences import sequence_parallel_without_cuda
 from orthros_train.parallel.mesh import Mesh
+from orthros_train.parallel.quiet_megatron import ModelParallelConfig, mcore
 from orthros_train.parallel.sequence_layout import SequenceShards
 
 
@@ -151,6 +150,13 @@ class TensorParallelFactory(LayerFactory):
             shape[0] = self.config.vocab_size
         return tuple(shape)
 
+    def blank(self, parameter: Tensor, shape: Sequence[int]) -> Tensor:
+        """With the parameter's marks."""
+        blank: Any = super().blank(parameter, shape)
+        if (dim := self.split_dim(parameter)) is not None:
+            self._mark(blank, dim).is_vocabulary = getattr(parameter, "is_vocabulary", False)
+        return blank
+
     def slices(self, parameter: Tensor, shape: Sequence[int]) -> tuple[slice, ...]:
         """This rank's share of the split dim, less what of it is padding of the vocabulary."""
         found = [slice(0, size) for size in shape]
@@ -184,7 +190,7 @@ class TensorParallelFactory(LayerFactory):
             wide = F.pad(wide[..., : logits.shape[-1] - padding], (0, padding), value=torch.finfo(torch.float32).min)
         valid = labels != IGNORE_INDEX
         losses = mcore.vocab_parallel_cross_entropy(wide.contiguous(), torch.where(valid, labels, 0))
-        return losses * valid
+        return torch.where(valid, losses, 0.0)
 
     def _common(self) -> dict[str, Any]:
         return {"config": self.megatron, "init_method": nn.init.zeros_, "tp_group": self.mesh.tensor_group}

@@ -51,10 +51,11 @@ def save_checkpoint(
     manifest: Manifest,
     write_hf_files: Callable[[Path], None],
     keep_last: int,
-) -> Path:
+) -> tuple[Path, str | None]:
     """Save the engine's state as checkpoint `manifest.progress.step` in `folder` and drop the oldest; collective.
 
-    `write_hf_files` fills a folder with what an export needs besides weights (rank 0). Returns the checkpoint's path.
+    `write_hf_files` fills a folder with what an export needs besides weights (rank 0). Returns the checkpoint's path,
+    and why an old one could not be removed, if that failed: the next save tries again.
 
     Raises:
         SaveError: a rank could not write; raised on all ranks, with the unfinished save removed.
@@ -74,10 +75,14 @@ def save_checkpoint(
         with _disk_problems(final):
             return save_state(engine, temporary)
 
-    def publish() -> None:
+    def publish() -> str | None:
         with _disk_problems(final):
             _publish(complete, temporary, final)
+        try:
             _delete_oldest(folder, keep_last)
+        except OSError as error:
+            return f"an old checkpoint could not be removed ({error})"
+        return None
 
     try:
         ranks.on_main(prepare, (SaveError,))
@@ -85,12 +90,12 @@ def save_checkpoint(
             *ranks.gather_objects((ranks.together(write, (SaveError,)), engine.parameters)), strict=True
         )
         complete = replace(manifest, files=records, parameters=merge_parameters(parameters))
-        ranks.on_main(publish, (SaveError,))
+        leftover = ranks.on_main(publish, (SaveError,))
     except SaveError:
         if ranks.is_main:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return final
+    return final, leftover
 
 
 @contextmanager
@@ -106,6 +111,8 @@ def _publish(manifest: Manifest, temporary: Path, final: Path) -> None:
     """Complete the manifest and give the folder its name, in an order that no kill can turn into a false checkpoint."""
     hf_files = sorted(path for path in (temporary / HF_FOLDER).rglob("*") if path.is_file())
     records = tuple(record_existing(temporary, path) for path in hf_files)
+    for part in (temporary / HF_FOLDER, temporary / STATE_FOLDER):
+        fsync_path(part)
     replace(manifest, files=(*manifest.files, *records)).write(temporary)
     if final.exists():
         _delete(final)
@@ -160,22 +167,33 @@ def choose_checkpoint(folder: Path, ranks: Ranks) -> Choice | None:
 
 
 def _read_and_verify(path: Path, ranks: Ranks) -> tuple[Manifest | None, str]:
-    manifest, problem = None, None
-    try:
-        manifest = read_manifest(path)
-        problem = verify_files(path, manifest.files[ranks.rank :: ranks.world_size])
-    except (InvalidCheckpointError, OSError) as error:
-        problem = str(error)
+    def look() -> tuple[Manifest | None, str | None]:
+        try:
+            manifest = read_manifest(path)
+            return manifest, verify_files(path, manifest.files[ranks.rank :: ranks.world_size])
+        except InvalidCheckpointError as error:
+            return None, str(error)
+        except OSError as error:  # of the disk, not of the checkpoint: an older one is no answer
+            raise InputError(f"{path} cannot be read ({error}); look at the disk and start again") from error
+
+    manifest, problem = ranks.together(look)
     problems = [found for found in ranks.gather_objects(problem) if found is not None]
     return (None, problems[0]) if problems else (manifest, "")
 
 
 def clean_up(folder: Path, damaged: tuple[tuple[Path, str], ...]) -> None:
-    """Remove what killed saves left behind, and set damaged checkpoints aside under a name that is never loaded."""
+    """Remove what killed saves left behind, and set damaged checkpoints aside under a name that is never loaded.
+
+    Raises:
+        InputError: a damaged one cannot be moved.
+    """
     for path in folder.iterdir():
         if path.name.startswith((SAVING, DELETING)):
             shutil.rmtree(path, ignore_errors=True)
     for path, _ in damaged:
         aside = path.with_name(f"{path.name}{INVALID}")
         shutil.rmtree(aside, ignore_errors=True)
-        path.rename(aside)
+        try:
+            path.rename(aside)
+        except OSError as error:
+            raise InputError(f"the damaged {path} cannot be set aside ({error}); move it away") from error

@@ -12,7 +12,7 @@ from orthros_train.parallel.pipeline import PipelinedModel, canonical_name
 from orthros_train.parallel.quiet_deepspeed import join_process_group, silenced
 from orthros_train.training.distillation import Teacher
 from orthros_train.training.engine import TrainingEngine
-from orthros_train.training.initial_model import build_model, set_initial_values
+from orthros_train.training.initial_model import InitialValues, build_model
 from orthros_train.training.pipeline_engine import PipelineEngine
 from orthros_train.training.plain_engine import PlainEngine
 from orthros_train.training.ranks import Ranks
@@ -32,7 +32,7 @@ def build_module(config: Config, model_config: OrthrosConfig, mesh: Mesh) -> nn.
         model = PipelinedModel(
             model_config, factory, mesh, config.train.sequence_length, config.train.activation_checkpointing
         )
-    set_initial_values(model, factory, config, model_config, canonical_name)
+    InitialValues(config, model_config, factory).set_all(model, canonical_name)
     return model
 
 

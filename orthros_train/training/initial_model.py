@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.initialization import no_init_weights
 
 from orthros_train.config import Config
@@ -47,45 +47,52 @@ def build_model(config: Config, model_config: OrthrosConfig, factory: LayerFacto
     The values are the same on every rank and in every layout.
 
     Raises:
-        InputError: as `set_initial_values`.
+        InputError: as `InitialValues`.
     """
     with no_init_weights():  # every parameter is set below; it leaves out tying, too
         model = OrthrosForCausalLM(model_config, factory)
     model.tie_weights()
-    set_initial_values(model, model.factory, config, model_config)
+    InitialValues(config, model_config, model.factory).set_all(model)
     return model
 
 
-@torch.no_grad()
-def set_initial_values(
-    module: nn.Module,
-    factory: LayerFactory,
-    config: Config,
-    model_config: OrthrosConfig,
-    canonical_name: Callable[[str], str] = str,
-) -> None:
-    """Give every parameter of a model, or of a part of one, its value at step 0.
+class InitialValues:
+    """The value of every parameter at step 0.
 
     Args:
-        module: what this rank holds, in fp32 and not on the meta device.
-        factory: built its layers.
         config: says where the values come from: `init_from`, or `train.seed`.
         model_config: the whole model's; takes over `source_config` of a folder that was converted.
-        canonical_name: from a parameter's name in `module` to its name in OrthrosForCausalLM; default: the same.
+        factory: builds the layers.
 
     Raises:
         InputError: `init_from` is no Orthros folder, is damaged, or is one of another model than the configuration
             describes.
     """
-    tensors = None if config.init_from is None else _open_folder(Path(config.init_from), model_config)
-    for own_name, parameter in module.named_parameters():
-        name = canonical_name(own_name)
+
+    def __init__(self, config: Config, model_config: OrthrosConfig, factory: LayerFactory) -> None:
+        self._seed, self._factory = config.train.seed, factory
+        self._tensors = None if config.init_from is None else _open_folder(Path(config.init_from), model_config)
+
+    def set_all(self, module: nn.Module, canonical_name: Callable[[str], str] = str) -> None:
+        """Give every parameter of a model, or of a part of one, its value.
+
+        Args:
+            module: what this rank holds, in fp32 and not on the meta device.
+            canonical_name: from a parameter's name in `module` to its name in OrthrosForCausalLM; default: the same.
+        """
+        for name, parameter in module.named_parameters():
+            self.set(canonical_name(name), parameter)
+
+    @torch.no_grad()
+    def set(self, name: str, parameter: Tensor) -> None:
+        """Give this rank's part of the parameter with this name in OrthrosForCausalLM its value."""
+        tensors = self._tensors
         if tensors is None or name not in tensors.infos:  # the folder was found to lack affines alone
-            factory.reset_parameter(name, parameter, config.train.seed)
-        else:
-            part = tensors.read(name, factory.slices(parameter, tensors.infos[name].shape))
-            parameter.zero_()  # what lies beyond the part pads the vocabulary
-            parameter[tuple(slice(0, size) for size in part.shape)] = part
+            self._factory.reset_parameter(name, parameter, self._seed)
+            return
+        part = tensors.read(name, self._factory.slices(parameter, tensors.infos[name].shape))
+        parameter.zero_()  # what lies beyond the part pads the vocabulary
+        parameter[tuple(slice(0, size) for size in part.shape)] = part
 
 
 def _open_folder(folder: Path, model_config: OrthrosConfig) -> TensorFolder:

@@ -225,8 +225,10 @@ def _finish_validation(run: Run) -> str | None:
 def _validation_figures(run: Run) -> tuple[Record, str | None]:
     """What validation adds to the step's record, and a reason to stop instead, if there is one."""
     assert run.validation_data is not None
-    run.watchdog.beat(f"validation after step {run.progress.step}")
-    loss, reason = validate(run.engine, run.validation_data, run.config, run.stop)
+    moment = f"validation after step {run.progress.step}"
+    loss, reason = validate(
+        run.engine, run.validation_data, run.config, run.stop, beat=lambda: run.watchdog.beat(moment)
+    )
     return ({} if loss is None else {"validation_loss": finite_or_none(loss)}), reason
 
 

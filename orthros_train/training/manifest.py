@@ -138,6 +138,10 @@ def read_manifest(folder: Path) -> Manifest:
         )
     except (TypeError, KeyError, AttributeError):
         raise InvalidCheckpointError(f"{MANIFEST} lacks an entry or has one that this version does not know") from None
+    if any(Path(record.name).is_absolute() or ".." in Path(record.name).parts for record in manifest.files):
+        raise InvalidCheckpointError(f"{MANIFEST} names a file outside the checkpoint")
+    if min(asdict(manifest.progress).values()) < 0 or min(manifest.layout.tensor, manifest.layout.pipeline) < 1:
+        raise InvalidCheckpointError(f"{MANIFEST} has a negative count")
     if not manifest.files:
         raise InvalidCheckpointError(f"{MANIFEST} names no file")
     if step_of(folder) not in (None, manifest.progress.step):

@@ -34,7 +34,7 @@ DISK_TIMEOUT = timedelta(days=1)
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the data-parallel ranks of the run."""
+    """This process among all ranks of the run."""
 
     rank: int
     world_size: int
@@ -105,7 +105,7 @@ def start_ranks(timeout_seconds: float) -> Ranks:
     """Join the run's process groups (once a process) and choose this rank's device.
 
     Raises:
-        InputError: as `rank_numbers`, or a rank has no GPU of its own.
+        InputError: as `rank_numbers`, a rank has no GPU of its own, or not all ranks come.
     """
     rank, world_size, local_rank = _launcher_numbers()
     device = _choose_device(local_rank)
@@ -113,7 +113,7 @@ def start_ranks(timeout_seconds: float) -> Ranks:
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         if world_size > 1:
-            dist.init_process_group(backend, timeout=timeout)
+            _join(backend, timeout, rank, world_size)
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         atexit.register(_leave)
@@ -133,6 +133,18 @@ def start_ranks(timeout_seconds: float) -> Ranks:
         disk_group=dist.new_group(backend="gloo", timeout=DISK_TIMEOUT),
         peers=meet(rank, world_size, exchange),
     )
+
+
+def _join(backend: str, timeout: timedelta, rank: int, world_size: int) -> None:
+    try:
+        dist.init_process_group(backend, timeout=timeout)
+    except dist.DistError as error:
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        reason = str(error).split("\n", 1)[0]
+        raise InputError(
+            f"rank {rank} did not meet the other {world_size - 1} at {place} within parallel.timeout_seconds="
+            f"{timeout.total_seconds():g} ({reason}); look at the logs of those that did not come"
+        ) from error
 
 
 def _launcher_numbers() -> tuple[int, int, int]:

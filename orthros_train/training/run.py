@@ -34,6 +34,7 @@ from orthros_train.training.distillation import load_teacher
 from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.engines import build_engine, build_module
 from orthros_train.training.freezing import freeze
+from orthros_train.training.initial_model import InitialValues
 from orthros_train.training.lost_ranks import limit_waiting
 from orthros_train.training.manifest import Layout, Manifest, Progress
 from orthros_train.training.metrics import MetricsLog
@@ -49,6 +50,7 @@ from orthros_train.training.run_folder import (
 )
 from orthros_train.training.schedule import learning_rate
 from orthros_train.training.state_files import load_state
+from orthros_train.training.state_pieces import start_from_fp32
 from orthros_train.training.stopping import StopRequests
 from orthros_train.training.watchdog import Watchdog
 
@@ -96,11 +98,13 @@ class Run:
 
         if self.metrics is not None:
             self.metrics.sync()
-        path = save_checkpoint(
+        path, leftover = save_checkpoint(
             self.engine, self.folder.checkpoints, manifest, write_hf_files, self.config.checkpoint.keep_last
         )
         self.saved_step = self.progress.step
         self.report.say(f"saved {path}")
+        if leftover is not None:
+            self.report.warn(f"{leftover}; the next save tries again")
 
     def close(self) -> None:
         """Close the logs and the progress line."""
@@ -135,6 +139,7 @@ def prepare_run(
     """
     accumulation = ranks.together(lambda: gradient_accumulation_steps(config, ranks.world_size))
     mesh = mesh_of(config.parallel)
+    watchdog.beat("reading the data")
     tokenizer = ranks.together(lambda: load_tokenizer(config.tokenizer))
     train_data = ranks.together(lambda: training_data(config, tokenizer))
     held_out = ranks.together(lambda: validation_data(config, tokenizer))
@@ -142,11 +147,13 @@ def prepare_run(
     model_config.update(special_token_ids(tokenizer))
     ranks.together(lambda: _check_kernel(config, model_config, ranks))
     identity = fingerprints(tokenizer, train_data)
+    watchdog.beat("verifying the checkpoint")
     choice = choose_checkpoint(folder.checkpoints, ranks)
     progress = Progress() if choice is None else choice.manifest.progress
     if choice is not None:
         ranks.together(lambda: _check_same_run(choice, config, identity))
     ranks.on_main(lambda: _check_disk(folder, config, model_config, progress))
+    watchdog.beat("building the model")
     module = ranks.together(lambda: build_module(config, model_config, mesh))
     freeze(module, config.adaptation)
     teacher = ranks.together(lambda: load_teacher(config, model_config, ranks.device))
@@ -160,11 +167,14 @@ def prepare_run(
         folder.write_receipt(build_receipt(config, command, ranks, folder.attempt, progress.step, identity))
         folder.write_status("running", progress.step)
         metrics = MetricsLog(folder.metrics_file, progress.step, config.logging.tensorboard)
+    watchdog.beat("building the engine")
     engine = build_engine(module, config, ranks, mesh, accumulation, teacher)
     limit_waiting(ranks, config.parallel.timeout_seconds)
     if choice is not None:
         _say_changes(choice, config, layout_of(config, ranks), report)
         load_state(engine, choice.path, choice.manifest)
+    elif config.precision == "bf16":
+        start_from_fp32(engine, InitialValues(config, model_config, engine.factory))
     return Run(
         config=config,
         ranks=ranks,

@@ -19,6 +19,7 @@ import os
 import platform
 import socket
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -153,6 +154,8 @@ class RunFolder:
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock.enter_context(file_lock(self.path / ".lock", blocking=False))
+            with tempfile.TemporaryDirectory(prefix=".saving_", dir=self.checkpoints):
+                pass  # where the first save would find out
         except BlockingIOError:
             raise FolderBusyError(
                 f"another process is training in {self.path}; wait for it, stop it, or choose another output_dir"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from orthros_train.training.engine import TrainingEngine
+from orthros_train.training.initial_model import InitialValues
 
 MASTER, FROZEN = "fp32", "frozen"
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -120,6 +121,16 @@ def make_moments(engine: TrainingEngine, updates: int) -> None:
             "step": torch.tensor(float(updates), device=device),
             **{moment: torch.zeros_like(partition) for moment in MOMENTS},
         }
+
+
+def start_from_fp32(engine: TrainingEngine, values: InitialValues) -> None:
+    """Give a fresh bf16 engine its master weights in full precision: DeepSpeed makes them from rounded ones."""
+    for piece in state_pieces(engine):
+        if MASTER in piece.states:
+            shape = getattr(piece.parameter, "ds_shape", piece.parameter.shape)  # ZeRO-3 takes the shape away
+            part = engine.factory.blank(piece.parameter, shape)
+            values.set(piece.name, part)
+            piece.states[MASTER].copy_(part.view(-1).narrow(0, piece.start, piece.numel))
 
 
 def publish_master_weights(engine: TrainingEngine) -> None:

@@ -18,11 +18,12 @@ from orthros_train.parallel.pipeline import canonical_name
 from orthros_train.training.checkpoints import save_checkpoint
 from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.engines import build_engine, build_module
+from orthros_train.training.initial_model import InitialValues
 from orthros_train.training.manifest import Layout, Manifest, Progress, read_manifest, step_folder
 from orthros_train.training.optimizer import parameter_groups
 from orthros_train.training.ranks import start_ranks
 from orthros_train.training.state_files import SavedState, load_state
-from orthros_train.training.state_pieces import MOMENTS
+from orthros_train.training.state_pieces import MOMENTS, start_from_fp32
 from tests.distributed import run_distributed
 from tests.training.small_engines import SAMPLES, STEPS, TOKENS, Batch, batch_of, engine_config
 
@@ -344,3 +345,20 @@ def test_another_layout_loads_the_same_numbers(tmp_path: Path, source: str, targ
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_layout_loads_the_same_numbers(tmp_path: Path, source: str, model: str, precision: str) -> None:
     assert_loads_bitwise(source, [layout for layout in LAYOUTS if fits(layout, model)], model, precision, tmp_path)
+
+
+def start_in_bf16(config: Config, model: str, folder: Path) -> None:
+    engine = build(config, model)
+    start_from_fp32(engine, InitialValues(config, model_config(model), engine.factory))
+    save(engine, config, folder, 0)
+
+
+@pytest.mark.parametrize("layout", ["DP2", "TP2·ZeRO-3", "PP2·TP2·SP"])
+def test_bf16_starts_from_fp32_master_weights(tmp_path: Path, layout: str) -> None:
+    """Bitwise those of the fp32 model, which DeepSpeed has rounded before it makes its own."""
+    world_size, parallel = LAYOUTS[layout]
+    run_distributed(start_in_bf16, world_size, run_config(parallel, "bf16"), "everything", tmp_path)
+    module = OrthrosForCausalLM(model_config("everything"))
+    module.reset_parameters(SEED)
+    saved = saved_state(tmp_path, 0)
+    assert all(torch.equal(saved.weight(name), parameter) for name, parameter in module.named_parameters())

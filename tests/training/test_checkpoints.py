@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 import torch.distributed as dist
 
 from orthros_train.config import Config
-from orthros_train.training import checkpoints, disk_space, hashed_file, manifest
+from orthros_train.training import checkpoints, disk_space, hashed_file, manifest, run_folder
 from tests.distributed import RankFailedError
 from tests.training.small_runs import (
     assert_same_state,
@@ -264,3 +265,96 @@ def test_saves_to_come(
 ) -> None:
     config = small_config(tmp_path, corpus, train__steps=steps, checkpoint__interval_steps=interval)
     assert disk_space.saves_to_come(config, first) == expected
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What was saved is saved."""
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    config = small_config(tmp_path / "run", corpus, **EVERY_TWO, checkpoint__keep_last=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "_delete", refuse)
+        assert run(config) == 0
+    assert "warning: an old checkpoint could not be removed" in capfd.readouterr().out
+    assert checkpoint_names(config) == ["step_00000002", "step_00000004", "step_00000006"]
+
+
+def test_a_folder_of_checkpoints_that_cannot_be_written_is_found_at_the_start(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = run_folder.tempfile.TemporaryDirectory
+
+    def refuse(**options: Any) -> Any:
+        if options.get("dir") == tmp_path / "run" / "checkpoints":
+            raise PermissionError(13, "Permission denied", str(options["dir"]))
+        return original(**options)
+
+    monkeypatch.setattr(run_folder.tempfile, "TemporaryDirectory", refuse)
+    config = small_config(tmp_path / "run", corpus)
+    with pytest.raises(RankFailedError, match=r"cannot be written .*Permission denied"):
+        run(config)
+
+
+def test_a_disk_that_cannot_be_read_is_no_damaged_checkpoint(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Going back to an older checkpoint would throw steps away."""
+    config = small_config(tmp_path / "run", corpus, **EVERY_TWO)
+    assert run(config) == 0
+
+    def stale(*arguments: Any) -> None:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(checkpoints, "verify_files", stale)
+    with pytest.raises(RankFailedError, match=r"InputError: .*cannot be read .*Stale file handle.*start again"):
+        run(config)
+    assert checkpoint_names(config) == ["step_00000004", "step_00000006"]
+
+
+def drop_a_state_file(body: dict[str, Any]) -> None:
+    body["files"] = [record for record in body["files"] if not record["name"].startswith("state/")]
+
+
+def drop_a_parameter(body: dict[str, Any]) -> None:
+    del body["parameters"]["model.norm.weight"]
+
+
+def claim_a_tensor_axis(body: dict[str, Any]) -> None:
+    body["layout"]["tensor"] = 3
+    body["parameters"]["lm_head.weight"]["split"] = 0
+
+
+def reshape_a_parameter(body: dict[str, Any]) -> None:
+    body["parameters"]["model.norm.weight"]["shape"] = [33]
+
+
+@pytest.mark.parametrize("change", [drop_a_state_file, drop_a_parameter, claim_a_tensor_axis, reshape_a_parameter])
+def test_a_manifest_that_disagrees_with_its_files_is_one_line(
+    tmp_path: Path, corpus: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    """Its own hash is right: not damage, but another program's work."""
+    config = small_config(tmp_path / "run", corpus)
+    assert run(config) == 0
+    file = folder_of(config, 6) / "manifest.json"
+    body = json.loads(file.read_text())
+    del body["manifest_sha256"]
+    change(body)
+    file.write_text(json.dumps({**body, "manifest_sha256": manifest._digest(body)}))
+    longer = small_config(tmp_path / "run", corpus, train__steps=8)
+    with pytest.raises(RankFailedError, match=r"InputError: .*(incompletely|does not hold)"):
+        run(longer)
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc/hostname"])
+def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path, corpus: Path, name: str) -> None:
+    config = small_config(tmp_path / "run", corpus)
+    assert run(config) == 0
+    found = manifest.read_manifest(folder_of(config, 6))
+    record = dataclasses.replace(found.files[0], name=name)
+    dataclasses.replace(found, files=(*found.files, record)).write(folder_of(config, 6))
+    with pytest.raises(manifest.InvalidCheckpointError, match="outside the checkpoint"):
+        manifest.read_manifest(folder_of(config, 6))

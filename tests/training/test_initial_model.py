@@ -22,7 +22,7 @@ from orthros_train.parallel.mesh import build_mesh
 from orthros_train.parallel.pipeline import PipelinedModel, canonical_name
 from orthros_train.parallel.quiet_deepspeed import deepspeed, silenced
 from orthros_train.parallel.tensor_parallel import TensorParallelFactory
-from orthros_train.training.initial_model import build_model, set_initial_values
+from orthros_train.training.initial_model import InitialValues, build_model
 from tests.distributed import run_distributed
 from tests.model.tiny import tiny_config, tiny_model
 from tests.training.small_engines import engine_config
@@ -100,7 +100,7 @@ def start(layout: str, options: dict[str, Any], folder: Path | None) -> dict[str
         named = dict(module.named_parameters())
     else:
         module = PipelinedModel(model_config, factory, mesh, sequence_length=16)
-        set_initial_values(module, factory, config, model_config, canonical_name)
+        InitialValues(config, model_config, factory).set_all(module, canonical_name)
         named = {canonical_name(name): parameter for name, parameter in module.named_parameters()}
     dims = {
         name: getattr(p, "partition_dim", -1) for name, p in named.items() if getattr(p, "tensor_model_parallel", 0)

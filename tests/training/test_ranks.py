@@ -98,3 +98,11 @@ def test_harness_kills_what_hangs() -> None:
 
     with pytest.raises(RankFailedError, match="rank 0 did not finish in time and was killed"):
         run_distributed(hang, 1, timeout_seconds=0.5)
+
+
+def test_a_rank_that_never_comes_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(InputError, match=r"rank 0 did not meet the other 1 at 127\.0\.0\.1:0 within"):
+        start_ranks(0.5)
