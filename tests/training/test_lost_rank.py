@@ -18,6 +18,7 @@ from orthros_train.data import PretrainingData
 from orthros_train.training import checkpoints, loop
 from orthros_train.training.loop import train
 from orthros_train.training.lost_ranks import lost_rank
+from orthros_train.training.pipeline_engine import PipelineEngine
 from orthros_train.training.plain_engine import PlainEngine
 from tests import distributed
 from tests.distributed import RankFailedError, run_distributed
@@ -32,6 +33,14 @@ MOMENTS: dict[str, tuple[Any, str, int, int, int, str]] = {
     "a forward": (PlainEngine, "_forward", 6, signal.SIGKILL, 1, "after step 2"),
     "saving": (checkpoints, "save_state", 1, signal.SIGKILL, 1, "after step 3"),
     "stuck in a forward": (PlainEngine, "_forward", 6, signal.SIGSTOP, 1, "after step 2"),
+    "a stage": (PipelineEngine, "step", 3, signal.SIGKILL, 1, "after step 2"),
+    "a stuck stage": (PipelineEngine, "step", 3, signal.SIGSTOP, 1, "after step 2"),
+    "stuck on the tensor axis": (PlainEngine, "_forward", 9, signal.SIGSTOP, 1, "after step 2"),
+}
+LAYOUTS = {
+    "a stage": {"parallel__pipeline": 2},
+    "a stuck stage": {"parallel__pipeline": 2},
+    "stuck on the tensor axis": {"parallel__tensor": 2},
 }
 
 
@@ -47,7 +56,8 @@ def test_the_others_end_with_one_line(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], moment: str
 ) -> None:
     owner, name, call, number, victim, when = MOMENTS[moment]
-    config = small_config(tmp_path / "run", corpus, parallel__timeout_seconds=TIMEOUT, checkpoint__interval_steps=3)
+    options = {"parallel__timeout_seconds": TIMEOUT, "checkpoint__interval_steps": 3, **LAYOUTS.get(moment, {})}
+    config = small_config(tmp_path / "run", corpus, **options)
     monkeypatch.setattr(distributed, "GRACE_SECONDS", 0.5)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, then(send(number), getattr(owner, name), call, victim))
