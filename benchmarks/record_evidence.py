@@ -47,6 +47,7 @@ def record(command: Sequence[str], output: Path) -> int:
         "versions": versions,
     }
     text = "".join(f"{name}: {value}\n" for name, value in head.items()) + "\n" + "".join(lines)
+    text = text.replace(str(Path.cwd()), ".")  # where the repository lies is nobody's business
     write_output(output, text)
     return code
 

@@ -17,14 +17,18 @@ from orthros_train.conversion.from_llama import OrthrosForm, to_orthros
 from tests.conversion.sources import save_source, save_tokenizer
 
 FOREIGN_PROCESS = '''
-import json, sys
+import importlib.util, json, sys
+
+ABSENT = ("orthros_train", "evaluation", "deepspeed", "accelerate", "megatron", "pydantic", "omegaconf")
 
 class Absent:
     """Makes a module look as if it were not installed."""
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("orthros_train", "evaluation", "deepspeed", "megatron", "pydantic", "omegaconf"):
+        if name.partition(".")[0] in ABSENT:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
+found = importlib.util.find_spec  # which libraries ask before they import
+importlib.util.find_spec = lambda name, *more: None if name.partition(".")[0] in ABSENT else found(name, *more)
 sys.meta_path.insert(0, Absent())
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline

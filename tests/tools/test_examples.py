@@ -17,8 +17,9 @@ TOOLS = ("convert_llama", "export_hf", "generate", "inspect_checkpoint", "prepro
 def examples(tool: str) -> list[list[str]]:
     """The words after the tool's name of each example."""
     text = runpy.run_path(str(ROOT / "tools" / f"{tool}.py"))["EXAMPLES"].replace("\\\n", " ")
-    commands = [shlex.split(line.split(" < ")[0]) for line in text.splitlines()]
-    assert all(words[:2] == ["python", f"tools/{tool}.py"] for words in commands)
+    commands = [shlex.split(line.split(" < ")[0], comments=True) for line in text.splitlines()]
+    commands = [words[words.index("python") :] for words in commands]  # what stands before it starts several ranks
+    assert all(words[1] == f"tools/{tool}.py" for words in commands)
     return [words[2:] for words in commands]
 
 

@@ -16,7 +16,6 @@ from orthros_train.data import PretrainingData, load_tokenizer
 from orthros_train.errors import InputError
 from orthros_train.model.flops import forward_flops, palm_flops_per_token
 from orthros_train.training.loop import train
-from orthros_train.training.ranks import start_ranks
 from orthros_train.training.run_folder import CHANGEABLE, RunFolder, identity
 from tests.distributed import run_distributed
 from tests.training.small_runs import MODEL, losses, metrics, run, small_config, write_corpus
@@ -301,12 +300,3 @@ def test_a_failed_second_start_leaves_the_status_of_a_running_one(tmp_path: Path
     run_distributed(second_start, 1, process_group=False)
     assert running.read_status() == {"state": "running", "exit_code": None, "step": 3, "attempt": 1, "reason": None}
     running.release()
-
-
-@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"])
-def test_a_launcher_that_names_no_ranks_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
-    """Under mpirun or srun alone every process would train the whole run by itself."""
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setenv(variable, "2")
-    with pytest.raises(InputError, match=f"{variable} says 2 processes, but RANK"):
-        start_ranks(60)

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,14 @@ def then(action: Callable[[], None], function: Callable[..., Any], call: int, ra
 
 def send(number: int) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
+
+
+@pytest.fixture(autouse=True)
+def interrupts_are_heard() -> Iterator[None]:
+    """Also where the tests run in the background of a shell, which ignores SIGINT for them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 MOMENTS = {
