@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from orthros_train.errors import InputError
 
 FIRST_PORT, PORTS = 20000, 20000  # a job's port is FIRST_PORT + its id modulo PORTS, below the ephemeral range
-_MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+SRUN_SIZE = "SLURM_STEP_NUM_TASKS"
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
 
 
@@ -63,10 +64,10 @@ def rank_numbers() -> RankNumbers:
     Raises:
         InputError: the environment is incomplete or contradicts itself.
     """
-    mpi = next((name for name in _MPI_SIZES if environment_number(name, 1) > 1), None)
+    mpi = next((name for name in MPI_SIZES if environment_number(name, 1) > 1), None)
     if "WORLD_SIZE" in os.environ or "RANK" in os.environ:
         return _from_torch(mpi)
-    tasks = environment_number("SLURM_STEP_NUM_TASKS", 1)
+    tasks = environment_number(SRUN_SIZE, 1)
     srun_alone = mpi == "PMI_SIZE" and environment_number(mpi, 1) == tasks  # as srun --mpi=pmi2 sets it
     if mpi is not None and not srun_alone:
         return _from_mpi(mpi)

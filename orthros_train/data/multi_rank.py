@@ -40,12 +40,12 @@ from orthros_train.data.sources import Source
 from orthros_train.data.storage import fsync_path, write_text_atomically
 from orthros_train.data.tokenizers import Tokenizer, load_tokenizer
 from orthros_train.errors import InputError
+from orthros_train.launch_environment import MPI_SIZES, SRUN_SIZE
 
 T = TypeVar("T")
 PART_BATCHES = 32  # of about a MiB of text each: what an interruption costs a rank at most
 STOP_TAG = 1
 WAIT_SECONDS = 0.01
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def mpi_world() -> Any | None:
@@ -54,7 +54,7 @@ def mpi_world() -> Any | None:
     Raises:
         InputError: the processes do not see each other over MPI.
     """
-    started = next((name for name in _SIZES if os.environ.get(name, "1") not in ("", "1")), None)
+    started = next((name for name in (*MPI_SIZES, SRUN_SIZE) if os.environ.get(name, "1") not in ("", "1")), None)
     if started is None:
         return None
     try:

@@ -23,8 +23,8 @@ from orthros_train.config.adaptation import DistillationSection
 from orthros_train.errors import InputError, damaged_model_errors
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
 from orthros_train.model.layer_factory import IGNORE_INDEX
-from orthros_train.parallel.quiet_deepspeed import silenced
-from orthros_train.training.optimizer import AFFINES
+from orthros_train.model_folder.model_parameters import is_affine
+from orthros_train.model_folder.weights import load_weights
 
 
 class Teacher:
@@ -83,21 +83,18 @@ def load_teacher(config: Config, model_config: OrthrosConfig, device: torch.devi
                 "teacher shares the tokenizer; name another with adaptation.distillation.teacher"
             )
         _refuse_trained_affines(folder)
-        with silenced():  # a progress bar a rank
-            loaded: Any = OrthrosForCausalLM.from_pretrained(
-                folder,
-                config=_as_transformer(source, model_config.attention_kernel),
-                dtype=torch.bfloat16 if config.precision == "bf16" else torch.float32,
-                output_loading_info=True,
-            )
+        model, problems = load_weights(
+            folder,
+            _as_transformer(source, model_config.attention_kernel),
+            torch.bfloat16 if config.precision == "bf16" else torch.float32,
+        )
     except damaged_model_errors() as error:
         raise InputError(f"teacher {folder} cannot be read: {error}") from error
-    model, info = loaded
-    unknown = [name for name in info["unexpected_keys"] if not _is_affine(name)]
-    wrong = [*info["missing_keys"], *unknown, *(key for key, *_ in info["mismatched_keys"])]
-    if wrong:
-        raise InputError(f"teacher {folder} does not fit its config.json: {wrong[0]} is missing, unknown or misshapen")
-    return Teacher(model.to(device), section)
+    for name, problem in problems.items():
+        if not is_affine(name):  # a transformer has none
+            raise InputError(f"teacher {folder} does not fit its config.json: {name} {problem}")
+    model.to(device)  # type: ignore[arg-type]
+    return Teacher(model, section)
 
 
 def _as_transformer(source: OrthrosConfig, kernel: str) -> OrthrosConfig:
@@ -105,14 +102,10 @@ def _as_transformer(source: OrthrosConfig, kernel: str) -> OrthrosConfig:
     return OrthrosConfig(**{**source.to_dict(), **changes, "attention_kernel": kernel})
 
 
-def _is_affine(name: str) -> bool:
-    return name.split(".")[-2] in AFFINES
-
-
 def _refuse_trained_affines(folder: Path) -> None:
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
-            for name in filter(_is_affine, tensors.keys()):
+            for name in filter(is_affine, tensors.keys()):
                 identity = 1.0 if name.endswith(".gain") else 0.0
                 if not bool((tensors.get_tensor(name) == identity).all()):
                     raise InputError(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from orthros_train.config import Config
-from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
-from orthros_train.parallel.factory import factory_for
+from orthros_train.model import OrthrosForCausalLM
 from orthros_train.parallel.mesh import Mesh
 from orthros_train.parallel.pipeline import PipelinedModel, canonical_name
 from orthros_train.parallel.quiet_deepspeed import join_process_group, silenced
@@ -18,21 +17,17 @@ from orthros_train.training.plain_engine import PlainEngine
 from orthros_train.training.ranks import Ranks
 
 
-def build_module(config: Config, model_config: OrthrosConfig, mesh: Mesh) -> nn.Module:
-    """This rank's part of the fp32 model at step 0: all of it, its share of every layer, or a stage.
-
-    Raises:
-        InputError: `init_from` does not fit.
-    """
-    factory = factory_for(model_config, mesh)
+def build_module(config: Config, mesh: Mesh, values: InitialValues) -> nn.Module:
+    """This rank's part of the fp32 model at step 0: all of it, its share of every layer, or a stage."""
     if mesh.pipeline_size == 1:
-        return build_model(config, model_config, factory)
+        return build_model(values)
     join_process_group()
+    train = config.train
     with silenced():  # DeepSpeed prints its topology
         model = PipelinedModel(
-            model_config, factory, mesh, config.train.sequence_length, config.train.activation_checkpointing
+            values.model_config, values.factory, mesh, train.sequence_length, train.activation_checkpointing
         )
-    InitialValues(config, model_config, factory).set_all(model, canonical_name)
+    values.set_all(model, canonical_name)
     return model
 
 

@@ -41,36 +41,22 @@ COMPARED_OPTIONS = (
 )
 
 
-def build_model(config: Config, model_config: OrthrosConfig, factory: LayerFactory | None = None) -> OrthrosForCausalLM:
-    """The fp32 model at step 0, or this rank's part of it where the factory is a parallel one.
-
-    The values are the same on every rank and in every layout.
-
-    Raises:
-        InputError: as `InitialValues`.
-    """
-    with no_init_weights():  # every parameter is set below; it leaves out tying, too
-        model = OrthrosForCausalLM(model_config, factory)
-    model.tie_weights()
-    InitialValues(config, model_config, model.factory).set_all(model)
-    return model
-
-
 class InitialValues:
     """The value of every parameter at step 0.
 
     Args:
         config: says where the values come from: `init_from`, or `train.seed`.
         model_config: the whole model's; takes over `source_config` of a folder that was converted.
-        factory: builds the layers.
+        factory: builds the layers; None: plain PyTorch.
 
     Raises:
         InputError: `init_from` is no Orthros folder, is damaged, or is one of another model than the configuration
             describes.
     """
 
-    def __init__(self, config: Config, model_config: OrthrosConfig, factory: LayerFactory) -> None:
-        self._seed, self._factory = config.train.seed, factory
+    def __init__(self, config: Config, model_config: OrthrosConfig, factory: LayerFactory | None = None) -> None:
+        self.model_config, self.factory = model_config, factory or LayerFactory(model_config)
+        self._seed = config.train.seed
         self._tensors = None if config.init_from is None else _open_folder(Path(config.init_from), model_config)
 
     def set_all(self, module: nn.Module, canonical_name: Callable[[str], str] = str) -> None:
@@ -88,11 +74,23 @@ class InitialValues:
         """Give this rank's part of the parameter with this name in OrthrosForCausalLM its value."""
         tensors = self._tensors
         if tensors is None or name not in tensors.infos:  # the folder was found to lack affines alone
-            self._factory.reset_parameter(name, parameter, self._seed)
+            self.factory.reset_parameter(name, parameter, self._seed)
             return
-        part = tensors.read(name, self._factory.slices(parameter, tensors.infos[name].shape))
+        part = tensors.read(name, self.factory.slices(parameter, tensors.infos[name].shape))
         parameter.zero_()  # what lies beyond the part pads the vocabulary
         parameter[tuple(slice(0, size) for size in part.shape)] = part
+
+
+def build_model(values: InitialValues) -> OrthrosForCausalLM:
+    """The fp32 model at step 0, or this rank's part of it where the factory is a parallel one.
+
+    The values are the same on every rank and in every layout.
+    """
+    with no_init_weights():  # every parameter is set below; it leaves out tying, too
+        model = OrthrosForCausalLM(values.model_config, values.factory)
+    model.tie_weights()
+    values.set_all(model)
+    return model
 
 
 def _open_folder(folder: Path, model_config: OrthrosConfig) -> TensorFolder:

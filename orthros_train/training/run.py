@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -21,6 +22,7 @@ from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig
 from orthros_train.model.attention_kernels import choose_kernel
 from orthros_train.model.parameter_count import parameter_count
+from orthros_train.parallel.factory import factory_for
 from orthros_train.parallel.mesh import Mesh, mesh_of
 from orthros_train.training.checkpoint_folders import checkpoint_folders
 from orthros_train.training.checkpoints import (
@@ -154,7 +156,8 @@ def prepare_run(
         ranks.together(lambda: _check_same_run(choice, config, identity))
     ranks.on_main(lambda: _check_disk(folder, config, model_config, progress))
     watchdog.beat("building the model")
-    module = ranks.together(lambda: build_module(config, model_config, mesh))
+    values = ranks.together(lambda: InitialValues(config, model_config, factory_for(model_config, mesh)))
+    module = ranks.together(lambda: build_module(config, mesh, values))
     freeze(module, config.adaptation)
     teacher = ranks.together(lambda: load_teacher(config, model_config, ranks.device))
 
@@ -164,9 +167,8 @@ def prepare_run(
         report.say(note)
     metrics = None
     if ranks.is_main:
-        folder.write_receipt(build_receipt(config, command, ranks, folder.attempt, progress.step, identity))
-        folder.write_status("running", progress.step)
-        metrics = MetricsLog(folder.metrics_file, progress.step, config.logging.tensorboard)
+        receipt = build_receipt(config, command, ranks, folder.attempt, progress.step, identity)
+        metrics = _start_records(folder, receipt, config)
     watchdog.beat("building the engine")
     engine = build_engine(module, config, ranks, mesh, accumulation, teacher)
     limit_waiting(ranks, config.parallel.timeout_seconds)
@@ -174,7 +176,7 @@ def prepare_run(
         _say_changes(choice, config, layout_of(config, ranks), report)
         load_state(engine, choice.path, choice.manifest)
     elif config.precision == "bf16":
-        start_from_fp32(engine, InitialValues(config, model_config, engine.factory))
+        start_from_fp32(engine, values)
     return Run(
         config=config,
         ranks=ranks,
@@ -239,6 +241,13 @@ def _open_folder(folder: RunFolder, stop: StopRequests, choice: Choice | None, r
     elif folder.attempt > 1:
         report.say(f"attempt {folder.attempt}: {folder.path} holds no checkpoint yet, starting from step 0")
     return folder.attempt
+
+
+def _start_records(folder: RunFolder, receipt: dict[str, Any], config: Config) -> MetricsLog:
+    """Write what this attempt is, and open its logs."""
+    folder.write_receipt(receipt)
+    folder.write_status("running", receipt["first_step"])
+    return MetricsLog(folder.metrics_file, receipt["first_step"], config.logging.tensorboard)
 
 
 def _say_changes(choice: Choice, config: Config, layout: Layout, report: ProgressReport) -> None:

@@ -2,7 +2,8 @@
 
 Ranks leave a step together, so its time says nothing about who was late. What a rank spends in its own forward passes
 does: they wait for no other replica. Under tensor parallelism the ranks of a group share their time, so the group's
-node is found; under a pipeline, ranks are compared with those of the same stage.
+node is found; under a pipeline, ranks are compared with those of the same stage. Under ZeRO-3 forward passes gather
+weights from all replicas and so take equally long everywhere: nobody is named there.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ import torch
 
 from orthros_train.config import Config, gradient_accumulation_steps
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
-from orthros_train.parallel.mesh import mesh_of
+from orthros_train.parallel.factory import factory_for
+from orthros_train.parallel.mesh import Mesh, mesh_of
 from orthros_train.parallel.pipeline import canonical_name
 from orthros_train.training.checkpoints import save_checkpoint
 from orthros_train.training.engine import TrainingEngine
@@ -159,9 +160,13 @@ def clip(module: torch.nn.Module, largest: float) -> float:
     return norm
 
 
+def initial_values(config: Config, model: str, mesh: Mesh) -> InitialValues:
+    return InitialValues(config, model_config(model), factory_for(model_config(model), mesh))
+
+
 def build(config: Config, model: str) -> TrainingEngine:
     ranks, mesh = start_ranks(60), mesh_of(config.parallel)
-    module = build_module(config, model_config(model), mesh)
+    module = build_module(config, mesh, initial_values(config, model, mesh))
     return build_engine(module, config, ranks, mesh, gradient_accumulation_steps(config, ranks.world_size))
 
 
@@ -281,7 +286,7 @@ SOURCES = ["PP2·TP2·SP", "PP2·DP2", "TP2·ZeRO-3", "TP2·DP2·ZeRO-2", "DP2"]
 
 def with_a_frozen_parameter(config: Config, model: str) -> TrainingEngine:
     ranks, mesh = start_ranks(60), mesh_of(config.parallel)
-    module = build_module(config, model_config(model), mesh)
+    module = build_module(config, mesh, initial_values(config, model, mesh))
     for name, parameter in module.named_parameters():
         if (name if mesh.pipeline_size == 1 else canonical_name(name)) == FROZEN:
             parameter.requires_grad_(False)
@@ -349,7 +354,7 @@ def test_every_layout_loads_the_same_numbers(tmp_path: Path, source: str, model:
 
 def start_in_bf16(config: Config, model: str, folder: Path) -> None:
     engine = build(config, model)
-    start_from_fp32(engine, InitialValues(config, model_config(model), engine.factory))
+    start_from_fp32(engine, initial_values(config, model, engine.mesh))
     save(engine, config, folder, 0)
 
 

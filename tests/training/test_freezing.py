@@ -11,7 +11,7 @@ import torch
 from orthros_train.config import orthros_config
 from orthros_train.conversion.from_checkpoint import export_hf
 from orthros_train.model import OrthrosForCausalLM
-from orthros_train.training.initial_model import build_model
+from orthros_train.training.initial_model import InitialValues, build_model
 from orthros_train.training.optimizer import AFFINES
 from tests.training.small_runs import MODEL, losses, run, small_config, untimed
 
@@ -33,7 +33,7 @@ def test_only_affines_move(tmp_path: Path, corpus: Path, ranks: int, layout: dic
     config = small_config(tmp_path / "run", corpus, **layout, **FROZEN)
     assert run(config, ranks) == 0
     trained = OrthrosForCausalLM.from_pretrained(export_hf(config.output_dir, tmp_path / "exported"))
-    start = dict(build_model(config, orthros_config(config, 259)).named_parameters())
+    start = dict(build_model(InitialValues(config, orthros_config(config, 259))).named_parameters())
     for name, parameter in trained.named_parameters():
         is_affine = name.split(".")[-2] in AFFINES
         assert torch.equal(parameter, start[name]) != is_affine, name

@@ -96,7 +96,7 @@ def start(layout: str, options: dict[str, Any], folder: Path | None) -> dict[str
         mesh = build_mesh(tensor, pipeline, sequence)
         factory, rank = TensorParallelFactory(model_config, mesh), mesh.tensor_rank
     if pipeline == 1:
-        module: Any = build_model(config, model_config, factory)
+        module: Any = build_model(InitialValues(config, model_config, factory))
         named = dict(module.named_parameters())
     else:
         module = PipelinedModel(model_config, factory, mesh, sequence_length=16)
@@ -178,20 +178,20 @@ def test_a_tied_folder_may_repeat_its_embedding(tmp_path: Path, monkeypatch: pyt
     head = tensors["model.embed_tokens.weight"].clone()
     save_file({**tensors, "lm_head.weight": head}, file)
     model_config = tiny_config(num_key_value_heads=4, **options)
-    model = build_model(run_config(tmp_path), model_config)
+    model = build_model(InitialValues(run_config(tmp_path), model_config))
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert torch.equal(model.lm_head.weight, expected["model.embed_tokens.weight"])
     head[258, -1] += 1
     save_file({**tensors, "lm_head.weight": head}, file)
     with pytest.raises(InputError, match=r"lm_head\.weight and model\.embed_tokens\.weight differ"):
-        build_model(run_config(tmp_path), model_config)
+        build_model(InitialValues(run_config(tmp_path), model_config))
 
 
 def test_the_source_of_a_conversion_goes_along(tmp_path: Path) -> None:
     save_model(tmp_path)
     change_json(tmp_path / "config.json", source_config={"model_type": "llama"})
     model_config = tiny_config(num_key_value_heads=4)
-    build_model(run_config(tmp_path), model_config)
+    build_model(InitialValues(run_config(tmp_path), model_config))
     assert model_config.source_config == {"model_type": "llama"}
 
 
@@ -241,18 +241,18 @@ def test_an_unfit_folder_is_one_line(tmp_path: Path, damage: str) -> None:
     save_model(tmp_path, shards=False)
     spoil(tmp_path)
     with pytest.raises(InputError, match=message) as error:
-        build_model(run_config(tmp_path), tiny_config(num_key_value_heads=4))
+        build_model(InitialValues(run_config(tmp_path), tiny_config(num_key_value_heads=4)))
     assert "\n" not in str(error.value)
 
 
 def test_affines_are_never_dropped_silently(tmp_path: Path) -> None:
     save_model(tmp_path)
     with pytest.raises(InputError, match=r"has query affines, which model\.query_affine none leaves out"):
-        build_model(run_config(tmp_path), tiny_config(num_key_value_heads=4, query_affine="none"))
+        build_model(InitialValues(run_config(tmp_path), tiny_config(num_key_value_heads=4, query_affine="none")))
 
 
 def test_affines_may_be_added(tmp_path: Path) -> None:
     save_model(tmp_path, query_affine="none")
     wanted: OrthrosConfig = tiny_config(num_key_value_heads=4)
-    model = build_model(run_config(tmp_path), wanted)
+    model = build_model(InitialValues(run_config(tmp_path), wanted))
     assert torch.equal(model.model.layers[0].self_attn.base_query.gain, torch.ones(32))

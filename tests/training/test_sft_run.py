@@ -81,9 +81,9 @@ def test_loss_of_the_first_step(tmp_path: Path, tokenizer: Path, chats: Path, ra
 
 def initial_model(config: Config) -> OrthrosForCausalLM:
     from orthros_train.config import orthros_config  # noqa: PLC0415
-    from orthros_train.training.initial_model import build_model  # noqa: PLC0415
+    from orthros_train.training.initial_model import InitialValues, build_model  # noqa: PLC0415
 
-    return build_model(config, orthros_config(config, 260))
+    return build_model(InitialValues(config, orthros_config(config, 260)))
 
 
 def test_resumes_bitwise(tmp_path: Path, tokenizer: Path, chats: Path) -> None:
