@@ -45,6 +45,6 @@ def gap(results: dict[str, Any], arm: str, when: str, start: int, stop: int) -> 
     return Gap(statistics.fmean(differences), error)
 
 
-def share_closed(before: Gap, after: Gap) -> float:
-    """Which part of the gap before is gone after; 1 is all of it."""
-    return 1 - after.mean / before.mean
+def share_closed(before: Gap, after: Gap) -> float | None:
+    """Which part of the gap before is gone after; 1 is all of it. None where there was no gap."""
+    return 1 - after.mean / before.mean if before.mean > 0 else None

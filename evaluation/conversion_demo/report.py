@@ -35,11 +35,10 @@ def findings(results: dict[str, Any]) -> list[str]:
     ]
     for arm in CONVERTED:
         before, after = (gap(results, arm.name, when, *FAR) for when in (BEFORE, AFTER))
-        closed = share_closed(before, after)
         lines.append(
             f"**{plots.LABELS[arm.name]}**, window {results['window']}: {before.mean:+.4f} ± {before.error:.4f} nats "
             f"from the source untrained, {after.mean:+.4f} ± {after.error:.4f} from the source that saw the same "
-            f"batches: {_change(before.mean, closed)}."
+            f"batches: {_change(share_closed(before, after))}."
         )
     check = results["cache_check"]
     differences = ", ".join(f"{value:.1e} in {dtype}" for dtype, value in check["max_difference"].items())
@@ -50,8 +49,8 @@ def findings(results: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _change(before: float, closed: float) -> str:
-    if before <= 0:
+def _change(closed: float | None) -> str:
+    if closed is None:
         return "there was no gap to close"
     return f"{closed:.0%} of the gap closed" if closed >= 0 else f"the gap grew by {-closed:.0%}"
 

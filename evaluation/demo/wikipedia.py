@@ -1,17 +1,13 @@
 """A hundred whole Wikipedia articles as plain text, out of a package: documents longer than any window here.
 
-The package gensim (which is not installed) carries the start of a dump of the English Wikipedia as test data. Its
-markup is taken away by mwparserfromhell, which nothing else here needs: it is put aside and seen by one process only.
+The package gensim (which is not installed) carries the start of a dump of the English Wikipedia as test data.
 """
 
 from __future__ import annotations
 
 import bz2
 import json
-import os
 import re
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -21,10 +17,9 @@ from xml.etree import ElementTree
 
 from evaluation.files import write_output
 from orthros_train.errors import InputError
-from orthros_train.package_registry import download, install_aside
+from orthros_train.package_registry import download
 
 PACKAGE = "gensim==4.4.0"
-READER = "mwparserfromhell==0.7.2"
 DUMP = re.compile(r"gensim/test/test_data/enwiki-latest-.*-shortened\.bz2")
 LICENSE_NOTE = "articles of the English Wikipedia, CC BY-SA 3.0, in the test data of the package gensim"
 LEAST_CHARACTERS = 2_000  # of an article's text: shorter pages are redirects and stubs
@@ -44,19 +39,22 @@ def wikipedia_articles(cache: Path) -> dict[str, str]:
     kept = cache / "wikipedia.json"
     if not kept.is_file():
         with tempfile.TemporaryDirectory() as scratch:
-            readers = Path(scratch) / "readers"
-            install_aside([READER], readers)
-            archive = download(PACKAGE, Path(scratch))
-            environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(readers), *sys.path))}
-            command = [sys.executable, "-m", __name__, str(archive), str(kept)]
-            outcome = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        if outcome.returncode:
-            raise InputError(f"cannot read the articles in {PACKAGE}: {outcome.stderr.strip().splitlines()[-1]}")
+            articles = dict(articles_of_dump(_read_dump(download(PACKAGE, Path(scratch)))))
+        write_output(kept, json.dumps(articles, ensure_ascii=False))
     try:
-        articles: dict[str, str] = json.loads(kept.read_text(encoding="utf-8"))
+        found: dict[str, str] = json.loads(kept.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{kept} is not JSON ({error}); remove it and run again") from error
-    return articles
+    return found
+
+
+def _read_dump(archive: Path) -> bytes:
+    try:
+        with zipfile.ZipFile(archive) as package:
+            member = next(name for name in package.namelist() if DUMP.fullmatch(name))
+            return bz2.decompress(package.read(member))
+    except (OSError, zipfile.BadZipFile, StopIteration) as error:
+        raise InputError(f"{PACKAGE} does not hold the expected articles ({error or 'no dump in it'})") from error
 
 
 def articles_of_dump(dump: bytes) -> Iterator[tuple[str, str]]:
@@ -69,7 +67,7 @@ def articles_of_dump(dump: bytes) -> Iterator[tuple[str, str]]:
 
 def plain_text(markup: str) -> str:
     """Prose of an article: without references, tables, pictures, categories and what follows the last section."""
-    import mwparserfromhell  # noqa: PLC0415  in the reading process only
+    import mwparserfromhell  # noqa: PLC0415  used once, at the demo's first call
 
     end = BACK_MATTER.search(markup)
     code = mwparserfromhell.parse(markup[: end.start()] if end else markup)
@@ -90,15 +88,3 @@ def _remove(code: Any, node: Any) -> None:
         code.remove(node)
     except ValueError:  # it went with a node that held it
         return
-
-
-def _main() -> None:
-    archive, output = map(Path, sys.argv[1:])
-    with zipfile.ZipFile(archive) as package:
-        member = next(name for name in package.namelist() if DUMP.fullmatch(name))
-        articles = dict(articles_of_dump(bz2.decompress(package.read(member))))
-    write_output(output, json.dumps(articles, ensure_ascii=False))
-
-
-if __name__ == "__main__":
-    _main()
