@@ -104,7 +104,7 @@ def evaluate_suites(
     samples: bool = False,
     skip_unavailable: bool = False,
 ) -> dict[str, Any] | None:
-    """Score suites with a loaded model; this is also how a training run evaluates its model.
+    """Score suites with a loaded model; this is also how a training run evaluates its model (during_training.py).
 
     Args:
         lm: the adapter around the model.
@@ -117,6 +117,10 @@ def evaluate_suites(
 
     Returns:
         The content of results.json on rank 0, None on the others.
+
+    Raises:
+        InputError: no data, or a model that a task cannot be asked of.
+        GaveUpError: on all ranks, if the adapter of one was told to give up.
     """
     from evaluation.machine import describe_machine  # noqa: PLC0415
     from evaluation.task_runs import TaskRunner, harness_results, require_data  # noqa: PLC0415
@@ -126,10 +130,9 @@ def evaluate_suites(
     present, missing = require_data(list(cards.values()), setting, skip_unavailable)
     runner = TaskRunner(lm, folder, setting, chat, samples)
     records: dict[str, Any] = {}
-    with Progress("tasks", len(present)) as progress:
+    with Progress("tasks", len(present), shown=lm.rank == 0) as progress:
         for number, card in enumerate(present):
-            if lm.rank == 0:
-                progress.update(number, f"{card.name}, {number + 1} of {len(present)}")
+            progress.update(number, f"{card.name}, {number + 1} of {len(present)}")
             records[card.name] = runner.run(card)
     if lm.rank:
         return None

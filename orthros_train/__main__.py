@@ -8,11 +8,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .command_line import CommandParser, run_command
 from .config import Config, load_config
 from .errors import InputError
 from .launch_environment import claimed_local_rank, claimed_rank, environment_number
+
+if TYPE_CHECKING:
+    from .training.suites import OpenSuites
 
 EXAMPLES = """\
   python -m orthros_train configs/demo.yaml
@@ -74,11 +78,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.world_size is not None and not options.dry_run:
         raise InputError("--world-size belongs to --dry-run; the launcher decides how many ranks a run has")
     config = load_config(options.config, options.overrides)
+    open_suites = _suites(config)
     if options.dry_run:
         return _dry_run(config, options.world_size)
     from .training.loop import train  # noqa: PLC0415  imports torch and DeepSpeed
 
-    return train(config, ["python", "-m", "orthros_train", *arguments])
+    return train(config, ["python", "-m", "orthros_train", *arguments], open_suites)
+
+
+def _suites(config: Config) -> OpenSuites | None:
+    """How the suites that `config` names are scored, None if it names none; an unknown name is refused at once.
+
+    The one place where this package reaches for the one that builds on it.
+    """
+    if not config.evaluation.suites.names:
+        return None
+    from evaluation.during_training import find_run_suites, open_suites  # noqa: PLC0415
+
+    find_run_suites(config.evaluation.suites)
+    return open_suites
 
 
 def _dry_run(config: Config, world_size: int | None) -> int:

@@ -76,6 +76,14 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], fragment: s
     assert (result.returncode, result.stdout, imported) == (2, "", "imported:")
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_an_unknown_suite_is_refused_before_torch_is_imported(more: list[str]) -> None:
+    result = command(DEMO, "evaluation.suites.names=[comonsense]", *more)
+    error, imported = result.stderr.splitlines()
+    assert error.startswith("error: evaluation.suites: there is no suite 'comonsense'; did you mean commonsense")
+    assert (result.returncode, result.stdout, imported) == (2, "", "imported: numpy")
+
+
 def test_module_really_runs() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "orthros_train", "none.yaml"], capture_output=True, text=True, cwd=ROOT, check=False
@@ -119,8 +127,9 @@ class FakeTraining:
         self.outcome = outcome
         self.calls: list[tuple[Config, Sequence[str]]] = []
 
-    def train(self, config: Config, command: Sequence[str]) -> int:
+    def train(self, config: Config, command: Sequence[str], open_suites: object = None) -> int:
         self.calls.append((config, command))
+        self.open_suites = open_suites
         if isinstance(self.outcome, InputError):
             raise self.outcome
         return self.outcome
@@ -141,6 +150,16 @@ def test_training_gets_config_and_command_and_gives_the_exit_code(monkeypatch: p
     ((config, recorded),) = training.calls
     assert (config.train.steps, config.train.seed) == (70, 3)
     assert recorded == ["python", "-m", "orthros_train", DEMO, *SHORT, "--local_rank=1", "train.seed=3"]
+
+
+def test_training_gets_a_way_to_score_suites_where_it_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evaluation.during_training import open_suites  # noqa: PLC0415
+
+    training = install(monkeypatch, 0)
+    main([DEMO])
+    assert training.open_suites is None
+    main([DEMO, "evaluation.suites.names=[commonsense]"])
+    assert training.open_suites is open_suites
 
 
 @pytest.mark.parametrize("joined", [True, False])

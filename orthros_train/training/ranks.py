@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from orthros_train.errors import InputError
 from orthros_train.launch_environment import environment_number, rank_numbers
@@ -85,6 +86,15 @@ class Ranks:
         result, problem = self.share(outcome)
         _raise_first([problem])
         return result  # type: ignore[return-value]
+
+    def raise_flag(self, name: str) -> None:
+        """Let every rank see, whenever it looks, that this one has raised the flag; not collective."""
+        if self.world_size > 1:
+            distributed_c10d._get_default_store().set(name, "1")
+
+    def flag_raised(self, name: str) -> bool:
+        """Whether any rank has raised the flag so far; asks rank 0's store, a fraction of a millisecond."""
+        return self.world_size > 1 and distributed_c10d._get_default_store().check([name])
 
 
 def _raise_first(problems: Sequence[Problem | None]) -> None:
