@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from orthros_train.model import OrthrosForCausalLM
 
-OPTIONS = "evaluation.suites.data_source, .data_dir and .skip_unavailable are a run's options for it"
+OPTIONS = "in a run's configuration --data-dir is evaluation.suites.data_dir, and so on"
 
 
 def find_run_suites(section: SuitesSection) -> list[Suite]:
@@ -78,8 +78,11 @@ class RunSuites:
     """
 
     def __init__(self, suites: Sequence[Suite], setting: TaskSetting, skip_unavailable: bool = False) -> None:
-        from evaluation.task_runs import require_data  # noqa: PLC0415  slow imports
+        import datasets  # noqa: PLC0415  slow imports
 
+        from evaluation.task_runs import require_data  # noqa: PLC0415
+
+        datasets.disable_progress_bars()  # every rank would show its own
         self._suites, self._setting, self._skip_unavailable = suites, setting, skip_unavailable
         cards = {card.name: card for suite in suites for card in suite.cards}
         for card in require_data(list(cards.values()), setting, skip_unavailable)[0]:

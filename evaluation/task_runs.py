@@ -10,7 +10,6 @@ import functools
 import hashlib
 import io
 import json
-import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -120,7 +119,6 @@ class TaskRunner:
     def _evaluate(self, card: TaskCard) -> dict[str, Any] | None:
         """What lm-eval found, on rank 0. A task with fewer documents than ranks is rank 0's alone: lm-eval wants at
         least one on every rank."""
-        logging.getLogger("lm_eval").setLevel(logging.ERROR)
         task = card.build(self._setting)
         task.set_fewshot_seed(self._setting.seed)
         if min(len(task.eval_docs), self._setting.limit or math.inf) >= self._lm.world_size:
@@ -171,15 +169,16 @@ class TaskRunner:
 
 @contextlib.contextmanager
 def _without_bars() -> Iterator[None]:
-    """Without the harness's own bars, one for each task. tqdm reads TQDM_DISABLE only when it is imported."""
+    """Without the harness's own bars, two for each task. tqdm reads TQDM_DISABLE only when it is imported."""
+    import tqdm  # noqa: PLC0415
     from lm_eval.api import task  # noqa: PLC0415
 
-    bar = task.tqdm
-    task.tqdm = functools.partial(bar, disable=True)
+    shown: Any = tqdm.tqdm
+    tqdm.tqdm = task.tqdm = functools.partial(shown, disable=True)
     try:
         yield
     finally:
-        task.tqdm = bar
+        tqdm.tqdm = task.tqdm = shown
 
 
 def _number(value: Any) -> Any:

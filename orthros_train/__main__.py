@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,9 @@ exit codes:
   2   bad input: one line on stderr says what, where, and the remedy
   75  stopped by a signal, the wall-clock limit or a stop_requested file, with a checkpoint saved: start it again
 """
+
+
+SECONDS_TO_REPORT = 3.0  # for the first rank: some launchers end all ranks as soon as one has left
 
 
 def build_parser() -> CommandParser:
@@ -119,6 +123,7 @@ def run() -> int:
         if claimed_rank() == 0:
             raise
         if _seen_by_all(error):
+            time.sleep(SECONDS_TO_REPORT)
             return 2
         raise InputError(f"rank {claimed_rank()}: {error}") from error
 

@@ -142,9 +142,12 @@ def test_suites_that_a_run_cannot_have(options: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data_dir": "absent"}, "--data-dir absent is not a folder.*evaluation.suites.data_source, .data_dir and"),
-        ({"data_dir": "MIRROR"}, "task lambada_openai: the mirror .* holds no data set lambada.*skip_unavailable"),
-        ({}, "cannot be had from the hub.*evaluation.suites.data_source, .data_dir"),
+        ({"data_dir": "absent"}, "--data-dir absent is not a folder.*--data-dir is evaluation.suites.data_dir"),
+        (
+            {"data_dir": "MIRROR"},
+            "task lambada_openai: the mirror .* holds no data set lambada.*--skip-unavailable",
+        ),
+        ({}, "cannot be had from the hub.*--data-dir is evaluation.suites.data_dir"),
     ],
 )
 def test_data_out_of_reach_is_found_when_suites_are_opened(
