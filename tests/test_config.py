@@ -216,6 +216,7 @@ BAD_OVERRIDES = [
     ("schedule.type=cosin", "did you mean cosine?"),
     ("train.steps=99999999999999999999999", "train.steps must be at most 9007199254740992, but is"),
     ("train.seed=-99999999999999999999999", "train.seed must be at least -9007199254740992, but is"),
+    ("model.num_hidden_layers=1000000", "model.num_hidden_layers must be at most 10000, but is 1000000"),
     ("train.global_batch_size=200000000000", "train.global_batch_size must be at most 16777216, but is 200000000000"),
     ("parallel.zero_stage=0", "parallel.zero_stage must be one of 1, 2, 3, but is 0"),
     ("parallel.zero_stage=true", "parallel.zero_stage must be 1, 2 or 3, but is true"),

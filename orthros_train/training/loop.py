@@ -128,6 +128,7 @@ def _run_attempt(
     _set_determinism(config)
     run = prepare_run(config, command, attempt.ranks, stop, attempt.folder, watchdog, open_suites)
     attempt.run = run
+    run.report.start()
     reason = _train_steps(run)
     run.save()
     if reason is not None and run.ranks.is_main:

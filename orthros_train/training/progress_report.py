@@ -27,6 +27,10 @@ class ProgressReport:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("training", total=steps, completed=first_step)
+
+    def start(self) -> None:
+        """Show the bar; until then nothing has to be taken away if the run cannot begin."""
+        if self._bar is not None:
             self._bar.start()
 
     def say(self, text: str) -> None:

@@ -181,6 +181,7 @@ def prepare_run(
     if ranks.is_main:
         receipt = build_receipt(config, command, ranks, folder.attempt, progress.step, identity)
         metrics = _start_records(folder, receipt, config)
+    report.say(_describe(config, model_config, ranks, progress))
     watchdog.beat("building the engine")
     engine = build_engine(module, config, ranks, mesh, accumulation, teacher)
     limit_waiting(ranks, config.parallel.timeout_seconds)
@@ -261,6 +262,17 @@ def _start_records(folder: RunFolder, receipt: dict[str, Any], config: Config) -
     folder.write_receipt(receipt)
     folder.write_status("running", receipt["first_step"])
     return MetricsLog(folder.metrics_file, receipt["first_step"], config.logging.tensorboard)
+
+
+def _describe(config: Config, model: OrthrosConfig, ranks: Ranks, progress: Progress) -> str:
+    """What runs, where, how much of it, and where to look; the first line of a run, before the slow parts."""
+    window = "full attention" if model.base_window is None else f"base window {model.base_window}"
+    tokens = config.train.global_batch_size * config.train.sequence_length
+    return (
+        f"{model.architecture}, {window}, {parameter_count(model).total:,} parameters; {layout_of(config, ranks)} on "
+        f"{ranks.device.type}; step {progress.step} to {config.train.steps}, {tokens:,} tokens a step; "
+        f"logs in {config.output_dir}"
+    )
 
 
 def _say_changes(choice: Choice, config: Config, layout: Layout, report: ProgressReport) -> None:
