@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from evaluation.command_line import whole_numbers
 from evaluation.files import prepare_output, write_output
 from evaluation.model_folder import DTYPES, load_model
-from orthros_train.command_line import CommandParser, run_command
+from orthros_train.command_line import CommandParser, positive_int, run_command, seed
 from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
@@ -353,21 +353,21 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--chunk-sizes", type=whole_numbers, help="prefill chunks, 0: whole prompt (default: 0,3,w,w+1)"
     )
-    parser.add_argument("--decode-steps", type=int, help="tokens after each prompt (default: w+2, at most 64)")
+    parser.add_argument("--decode-steps", type=positive_int, help="tokens after each prompt (default: w+2, at most 64)")
     parser.add_argument(
-        "--window", type=int, help="check with this base window instead of the model's: shorter lengths, a faster check"
+        "--window",
+        type=positive_int,
+        help="check with this base window instead of the model's: shorter lengths, a faster check",
     )
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="dtype beside float64 (default: the model's)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the token ids (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the token ids (default: 0)")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     options = build_parser().parse_args(arguments)
-    if options.window is not None and options.window < 1:
-        raise InputError(f"--window must be at least 1, got {options.window}")
     prepare_output(Path(options.output))
     overrides = {} if options.window is None else {"base_window": options.window}
     model = load_model(options.model, dtype=options.dtype, device=options.device, overrides=overrides)

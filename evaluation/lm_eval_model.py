@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ class OrthrosLM(TemplateLM):
         base_sinks: its sinks.
         share_prefix: prefill what requests have in common once.
         chunk_size: columns of one forward over a long context.
+        give_up: asked between batches; once it is true, the rest is left undone: `gave_up` says so, and the answers are
+            of no use.
         max_batch_size: accepted because the harness passes it; an automatic batch is limited by memory.
     """
 
@@ -69,6 +72,7 @@ class OrthrosLM(TemplateLM):
         base_sinks: int | None = None,
         share_prefix: bool = True,
         chunk_size: int = CHUNK_SIZE,
+        give_up: Callable[[], bool] | None = None,
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
@@ -88,6 +92,8 @@ class OrthrosLM(TemplateLM):
         self.add_bos_token = add_bos_token
         self._scorer = Scorer(self.model, self.batch_size, share_prefix, int(chunk_size))
         self._chunk_size = int(chunk_size)
+        self._asked_to_give_up = give_up
+        self.gave_up = False
         self.truncated: Counter[str] = Counter()  # requests of each task that did not fit into max_length
 
     # Ranks: every rank has the whole model and answers its share of the documents.
@@ -100,6 +106,16 @@ class OrthrosLM(TemplateLM):
             dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
         if dist.is_initialized():
             self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside the block this rank answers for all documents, and the others do nothing."""
+        rank, size = self._rank, self._world_size
+        self._rank, self._world_size = 0, 1
+        try:
+            yield
+        finally:
+            self._rank, self._world_size = rank, size
 
     def leave_ranks(self) -> None:
         """End the process group, if this object made it."""
@@ -200,12 +216,16 @@ class OrthrosLM(TemplateLM):
                 self.cache_hook.add_partial("loglikelihood", key, result)
         return results
 
+    def _give_up(self) -> bool:
+        self.gave_up = self.gave_up or (self._asked_to_give_up is not None and self._asked_to_give_up())
+        return self.gave_up
+
     def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        if self.rank:
-            return [(value, greedy) for value, greedy in self._scorer.score(pairs)]
-        with Progress("scoring", len(pairs)) as progress:
+        with Progress("scoring", len(pairs), shown=self.rank == 0) as progress:
             total = f"{len(pairs):,} continuations"
-            results = self._scorer.score(pairs, lambda done: progress.update(done, f"{done:,} of {total}"))
+            results = self._scorer.score(
+                pairs, lambda done: progress.update(done, f"{done:,} of {total}"), self._give_up
+            )
         return [(value, greedy) for value, greedy in results]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
@@ -231,19 +251,18 @@ class OrthrosLM(TemplateLM):
         for index in sorted(range(len(requests)), key=lambda index: -len(prompts[index])):
             groups.setdefault(repr(requests[index].args[1]), []).append(index)
         texts = [""] * len(requests)
-        with Progress("generating", len(requests)) as progress:
+        with Progress("generating", len(requests), shown=self.rank == 0) as progress:
             done = 0
             for members in groups.values():
                 start = 0
-                while start < len(members):
+                while start < len(members) and not self._give_up():
                     batch = self._generation_batch(members[start:], prompts, requests)
                     start += len(batch)
                     for index, text in zip(batch, self._generate(batch, prompts, requests), strict=True):
                         texts[index] = text
                         self.cache_hook.add_partial("generate_until", requests[index].args, text)
                     done += len(batch)
-                    if self.rank == 0:
-                        progress.update(done, f"{done:,} of {len(requests):,} texts")
+                    progress.update(done, f"{done:,} of {len(requests):,} texts")
         return texts
 
     def _generation_batch(

@@ -21,7 +21,7 @@ from evaluation.model_folder import DTYPES
 from evaluation.suites.catalog import DEFAULT_LONG_LENGTHS, SUITE_NAMES, Suite, SuiteOptions, find_suites, find_tasks
 from evaluation.suites.data_sources import DataSource, HubSource, MirrorSource, PackageSource
 from evaluation.suites.task_card import TaskCard, TaskSetting
-from orthros_train.command_line import CommandParser, positive_int, run_command
+from orthros_train.command_line import CommandParser, count, positive_int, run_command, seed
 from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def build_parser() -> CommandParser:
     model.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     model.add_argument("--max-length", type=positive_int, metavar="N", help="default: the model's positions")
     model.add_argument("--base-window", type=positive_int, metavar="W", help="read a Llama-family folder as Orthros")
-    model.add_argument("--base-sinks", type=int, metavar="S", help="its sinks; default: 1")
+    model.add_argument("--base-sinks", type=count, metavar="S", help="its sinks; default: 1")
     model.add_argument("--chat", action="store_true", help="put questions into the tokenizer's chat template")
     suites = parser.add_argument_group("suites")
     suites.add_argument(
@@ -70,7 +70,7 @@ def build_parser() -> CommandParser:
     )
     suites.add_argument("--documents", type=positive_int, default=100, help="of a generated task; default: 100")
     suites.add_argument("--text", type=Path, action="append", default=[], help="a file for the perplexity suite")
-    suites.add_argument("--seed", type=int, default=1234, help="of generated tasks; default: 1234")
+    suites.add_argument("--seed", type=seed, default=1234, help="of generated tasks; default: 1234")
     parser.add_argument("--samples", action="store_true", help="also store every prompt and answer")
     return parser
 
@@ -104,7 +104,7 @@ def evaluate_suites(
     samples: bool = False,
     skip_unavailable: bool = False,
 ) -> dict[str, Any] | None:
-    """Score suites with a loaded model; this is also how a training run evaluates its model.
+    """Score suites with a loaded model; this is also how a training run evaluates its model (during_training.py).
 
     Args:
         lm: the adapter around the model.
@@ -117,6 +117,10 @@ def evaluate_suites(
 
     Returns:
         The content of results.json on rank 0, None on the others.
+
+    Raises:
+        InputError: no data, or a model that a task cannot be asked of.
+        GaveUpError: on all ranks, if the adapter of one was told to give up.
     """
     from evaluation.machine import describe_machine  # noqa: PLC0415
     from evaluation.task_runs import TaskRunner, harness_results, require_data  # noqa: PLC0415
@@ -126,10 +130,9 @@ def evaluate_suites(
     present, missing = require_data(list(cards.values()), setting, skip_unavailable)
     runner = TaskRunner(lm, folder, setting, chat, samples)
     records: dict[str, Any] = {}
-    with Progress("tasks", len(present)) as progress:
+    with Progress("tasks", len(present), shown=lm.rank == 0) as progress:
         for number, card in enumerate(present):
-            if lm.rank == 0:
-                progress.update(number, f"{card.name}, {number + 1} of {len(present)}")
+            progress.update(number, f"{card.name}, {number + 1} of {len(present)}")
             records[card.name] = runner.run(card)
     if lm.rank:
         return None

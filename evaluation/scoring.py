@@ -38,6 +38,9 @@ class Scored(NamedTuple):
     is_greedy: bool
 
 
+NOT_SCORED = Scored(math.nan, False)
+
+
 @dataclass(frozen=True)
 class BatchLimit:
     """How much goes into one forward.
@@ -131,8 +134,18 @@ class Scorer:
         self._limit = BatchLimit.of(batch_size, model.device)
 
     @torch.no_grad()
-    def score(self, requests: Sequence[Request], progress: Callable[[int], None] | None = None) -> list[Scored]:
-        """Log-likelihood of each request's continuation; `progress` is called with the number of requests done.
+    def score(
+        self,
+        requests: Sequence[Request],
+        progress: Callable[[int], None] | None = None,
+        give_up: Callable[[], bool] = lambda: False,
+    ) -> list[Scored]:
+        """Log-likelihood of each request's continuation.
+
+        Args:
+            requests: contexts and continuations.
+            progress: called with the number of requests done.
+            give_up: asked before each batch; once it is true, the rest is left out, and NOT_SCORED stands for it.
 
         Raises:
             InputError: out of memory, at a fixed batch size or with a single sequence.
@@ -140,10 +153,12 @@ class Scorer:
         """
         results: dict[int, Scored] = {}
         for batch in self._batches(plan_families(requests, self._share)):
+            if give_up():
+                break
             results.update(self._run(batch))
             if progress is not None:
                 progress(len(results))
-        return [results[index] for index in range(len(requests))]
+        return [results.get(index, NOT_SCORED) for index in range(len(requests))]
 
     def _batches(self, families: Sequence[Family]) -> Iterator[list[Family]]:
         """Families that go together: those with a stem and single rows apart, longest first."""

@@ -6,11 +6,12 @@ A record is reused only if it was made by the same weights under the same settin
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
-import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +22,17 @@ from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
     import torch
+    from lm_eval.api.task import ConfigurableTask
 
     from evaluation.lm_eval_model import OrthrosLM
 
 # What lm-eval's results of a task hold besides `results`, by task name.
 PER_TASK = ("configs", "versions", "n-shot", "higher_is_better", "n-samples", "group_subtasks")
 SAMPLE_FIELDS = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "doc_hash")
+
+
+class GaveUpError(Exception):
+    """Some rank's adapter was told to give up; raised on all of them."""
 
 
 def weights_fingerprint(model: torch.nn.Module) -> str:
@@ -70,6 +76,7 @@ class TaskRunner:
 
         Raises:
             InputError: no data, or a model that the task cannot be asked of.
+            GaveUpError: the adapter was told to give up; nothing is stored.
         """
         path = self._folder / "tasks" / f"{card.name}.json"
         metadata = card.metadata(self._setting)
@@ -79,6 +86,8 @@ class TaskRunner:
             return stored
         before = dict(self._lm.truncated)
         output = self._evaluate(card)
+        if self._any_rank_gave_up():
+            raise GaveUpError(card.name)
         gathered = self._lm.gather_object(self._lm.truncated[card.name] - before.get(card.name, 0))
         if output is None or gathered is None:
             return {}
@@ -102,13 +111,27 @@ class TaskRunner:
         distributed.broadcast_object_list(values, src=0)
         return values[0]
 
-    def _evaluate(self, card: TaskCard) -> dict[str, Any] | None:
-        from lm_eval.evaluator import evaluate  # noqa: PLC0415
+    def _any_rank_gave_up(self) -> bool:
+        import torch  # noqa: PLC0415
 
-        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        return bool(self._lm.all_gather(torch.tensor(int(self._lm.gave_up), device=self._lm.device)).any())
+
+    def _evaluate(self, card: TaskCard) -> dict[str, Any] | None:
+        """What lm-eval found, on rank 0. A task with fewer documents than ranks is rank 0's alone: lm-eval wants at
+        least one on every rank."""
         task = card.build(self._setting)
         task.set_fewshot_seed(self._setting.seed)
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints how far its bootstrap is
+        if min(len(task.eval_docs), self._setting.limit or math.inf) >= self._lm.world_size:
+            return self._ask_harness(card, task)
+        if self._lm.rank:
+            return None
+        with self._lm.alone():
+            return self._ask_harness(card, task)
+
+    def _ask_harness(self, card: TaskCard, task: ConfigurableTask) -> dict[str, Any] | None:
+        from lm_eval.evaluator import evaluate  # noqa: PLC0415
+
+        with contextlib.redirect_stdout(io.StringIO()), _without_bars():  # it prints how far its bootstrap is
             output: Any = evaluate(
                 lm=self._lm,
                 task_dict={"tasks": {card.name: task}},
@@ -142,6 +165,20 @@ class TaskRunner:
             "higher_is_better": card.higher_is_better,
             "environment": {f"{name}_version": version(name) for name in ("lm_eval", "transformers")},
         }
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """Without the harness's own bars, two for each task. tqdm reads TQDM_DISABLE only when it is imported."""
+    import tqdm  # noqa: PLC0415
+    from lm_eval.api import task  # noqa: PLC0415
+
+    shown: Any = tqdm.tqdm
+    tqdm.tqdm = task.tqdm = functools.partial(shown, disable=True)
+    try:
+        yield
+    finally:
+        tqdm.tqdm = task.tqdm = shown
 
 
 def _number(value: Any) -> Any:

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .command_line import CommandParser, run_command
 from .config import Config, load_config
 from .errors import InputError
 from .launch_environment import claimed_local_rank, claimed_rank, environment_number
+
+if TYPE_CHECKING:
+    from .training.suites import OpenSuites
 
 EXAMPLES = """\
   python -m orthros_train configs/demo.yaml
@@ -33,6 +38,9 @@ exit codes:
   2   bad input: one line on stderr says what, where, and the remedy
   75  stopped by a signal, the wall-clock limit or a stop_requested file, with a checkpoint saved: start it again
 """
+
+
+SECONDS_TO_REPORT = 3.0  # for the first rank: some launchers end all ranks as soon as one has left
 
 
 def build_parser() -> CommandParser:
@@ -74,11 +82,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.world_size is not None and not options.dry_run:
         raise InputError("--world-size belongs to --dry-run; the launcher decides how many ranks a run has")
     config = load_config(options.config, options.overrides)
+    open_suites = _suites(config)
     if options.dry_run:
         return _dry_run(config, options.world_size)
     from .training.loop import train  # noqa: PLC0415  imports torch and DeepSpeed
 
-    return train(config, ["python", "-m", "orthros_train", *arguments])
+    return train(config, ["python", "-m", "orthros_train", *arguments], open_suites)
+
+
+def _suites(config: Config) -> OpenSuites | None:
+    """How the suites that `config` names are scored, None if it names none; an unknown name is refused at once.
+
+    The one place where this package reaches for the one that builds on it.
+    """
+    if not config.evaluation.suites.names:
+        return None
+    from evaluation.during_training import find_run_suites, open_suites  # noqa: PLC0415
+
+    find_run_suites(config.evaluation.suites)
+    return open_suites
 
 
 def _dry_run(config: Config, world_size: int | None) -> int:
@@ -101,6 +123,7 @@ def run() -> int:
         if claimed_rank() == 0:
             raise
         if _seen_by_all(error):
+            time.sleep(SECONDS_TO_REPORT)
             return 2
         raise InputError(f"rank {claimed_rank()}: {error}") from error
 

@@ -109,6 +109,15 @@ OPTIONS = {
     "logging.peak_tflops": None,
     "evaluation.interval_steps": None,
     "evaluation.samples": 64,
+    "evaluation.suites.names": [],
+    "evaluation.suites.interval_steps": None,
+    "evaluation.suites.limit": None,
+    "evaluation.suites.data_source": "hub",
+    "evaluation.suites.data_dir": None,
+    "evaluation.suites.cache_dir": ".cache",
+    "evaluation.suites.skip_unavailable": False,
+    "evaluation.suites.texts": [],
+    "evaluation.suites.lengths": [1024, 2048, 4096],
     "adaptation.freeze": "none",
     "adaptation.start_window": None,
     "adaptation.window_steps": None,
@@ -207,6 +216,7 @@ BAD_OVERRIDES = [
     ("schedule.type=cosin", "did you mean cosine?"),
     ("train.steps=99999999999999999999999", "train.steps must be at most 9007199254740992, but is"),
     ("train.seed=-99999999999999999999999", "train.seed must be at least -9007199254740992, but is"),
+    ("model.num_hidden_layers=1000000", "model.num_hidden_layers must be at most 10000, but is 1000000"),
     ("train.global_batch_size=200000000000", "train.global_batch_size must be at most 16777216, but is 200000000000"),
     ("parallel.zero_stage=0", "parallel.zero_stage must be one of 1, 2, 3, but is 0"),
     ("parallel.zero_stage=true", "parallel.zero_stage must be 1, 2 or 3, but is true"),
@@ -246,6 +256,23 @@ BAD_OVERRIDES = [
     ("adaptation.distillation.weight=1.5", "adaptation.distillation.weight must be at most 1"),
     ("adaptation.distillation.weight=0.5", "adaptation.distillation.weight needs a teacher: set init_from"),
     ("adaptation.distillation.teacher=a", "has no effect with adaptation.distillation.weight: 0"),
+    # suites
+    ("evaluation.suites=[commonsense]", "evaluation.suites must be a mapping of options, but is a list"),
+    ("evaluation.suites.name=[a]", "did you mean evaluation.suites.names?"),
+    ("evaluation.suites.limit=3", "evaluation.suites.limit has no effect without evaluation.suites.names: name suites"),
+    ("evaluation.suites={names: [long], limit: 0}", "evaluation.suites.limit must be at least 1, but is 0"),
+    (
+        "evaluation.suites={names: [long], data_source: hubb}",
+        "must be one of hub, package, but is the text 'hubb'; did",
+    ),
+    ("evaluation.suites={names: [long], texts: [a.txt]}", "belongs to the suite perplexity, which evaluation.suites"),
+    ("evaluation.suites={names: [recall], lengths: [512]}", "add long, or remove evaluation.suites.lengths"),
+    ("evaluation.suites={names: [long], lengths: [0]}", "evaluation.suites.lengths[0] must be at least 1, but is 0"),
+    (
+        "evaluation.suites={names: [long], lengths: []}",
+        "evaluation.suites.lengths is a list: List should have at least",
+    ),
+    ("evaluation.suites={names: [a], data_source: package, data_dir: b}", "are two sources of the data: remove one"),
     # RoPE scaling
     ("model.rope_scaling={factor: 2}", "model.rope_scaling.rope_type is required but missing"),
     ("model.rope_scaling={rope_type: longrope}", "must be one of default, linear, dynamic, yarn, llama3"),
@@ -529,6 +556,22 @@ def test_impossible_layouts_are_refused_with_the_remedy(config_file: Path, overr
     shown = refused(config_file, *overrides)
     assert message in shown
     assert shown.startswith(f"{config_file} with overrides: ")
+
+
+@pytest.mark.parametrize(
+    ("layout", "remedy"),
+    [
+        ("parallel.pipeline=2", "parallel.pipeline: 2 divides: set parallel.pipeline: 1, or remove evaluation.suites"),
+        ("parallel.tensor=2", "parallel.tensor: 2 divides: set parallel.tensor: 1, or remove evaluation.suites"),
+        ("parallel.zero_stage=3", "parallel.zero_stage: 3 divides: set parallel.zero_stage: 1 or 2, or remove"),
+    ],
+)
+def test_suites_need_the_whole_model_on_every_rank(config_file: Path, layout: str, remedy: str) -> None:
+    message = refused(config_file, layout, "evaluation.suites.names=[commonsense]")
+    assert remedy in message
+    assert "`python -m evaluation.run --model OUTPUT_DIR" in message
+    load_config(config_file, [layout])
+    load_config(config_file, ["parallel.zero_stage=2", "evaluation.suites.names=[commonsense]"])
 
 
 @pytest.mark.parametrize(

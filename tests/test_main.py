@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from orthros_train import __main__ as entry
 from orthros_train.__main__ import main, run
 from orthros_train.config import Config
 from orthros_train.errors import InputError
@@ -24,6 +25,7 @@ LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "SECONDS_TO_REPORT", 0.0)
     for variable in LAUNCHER_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
 
@@ -76,6 +78,14 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], fragment: s
     assert (result.returncode, result.stdout, imported) == (2, "", "imported:")
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_an_unknown_suite_is_refused_before_torch_is_imported(more: list[str]) -> None:
+    result = command(DEMO, "evaluation.suites.names=[comonsense]", *more)
+    error, imported = result.stderr.splitlines()
+    assert error.startswith("error: evaluation.suites: there is no suite 'comonsense'; did you mean commonsense")
+    assert (result.returncode, result.stdout, imported) == (2, "", "imported: numpy")
+
+
 def test_module_really_runs() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "orthros_train", "none.yaml"], capture_output=True, text=True, cwd=ROOT, check=False
@@ -84,7 +94,10 @@ def test_module_really_runs() -> None:
 
 
 def test_only_the_first_rank_reports() -> None:
-    first, second = (command(DEMO, "train.steps=0", RANK=rank, WORLD_SIZE="2") for rank in ("0", "1"))
+    first = command(DEMO, "train.steps=0", RANK="0", WORLD_SIZE="2")
+    started = time.monotonic()
+    second = command(DEMO, "train.steps=0", RANK="1", WORLD_SIZE="2")
+    assert time.monotonic() - started > 3, "torchrun ends the first rank, too, as soon as another one leaves"
     assert first.stderr.startswith("error: override 'train.steps=0'")
     assert (first.returncode, second.returncode) == (2, 2)
     assert second.stderr == "imported:\n"
@@ -119,8 +132,9 @@ class FakeTraining:
         self.outcome = outcome
         self.calls: list[tuple[Config, Sequence[str]]] = []
 
-    def train(self, config: Config, command: Sequence[str]) -> int:
+    def train(self, config: Config, command: Sequence[str], open_suites: object = None) -> int:
         self.calls.append((config, command))
+        self.open_suites = open_suites
         if isinstance(self.outcome, InputError):
             raise self.outcome
         return self.outcome
@@ -141,6 +155,16 @@ def test_training_gets_config_and_command_and_gives_the_exit_code(monkeypatch: p
     ((config, recorded),) = training.calls
     assert (config.train.steps, config.train.seed) == (70, 3)
     assert recorded == ["python", "-m", "orthros_train", DEMO, *SHORT, "--local_rank=1", "train.seed=3"]
+
+
+def test_training_gets_a_way_to_score_suites_where_it_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evaluation.during_training import open_suites  # noqa: PLC0415
+
+    training = install(monkeypatch, 0)
+    main([DEMO])
+    assert training.open_suites is None
+    main([DEMO, "evaluation.suites.names=[commonsense]"])
+    assert training.open_suites is open_suites
 
 
 @pytest.mark.parametrize("joined", [True, False])

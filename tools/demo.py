@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from evaluation.command_line import whole_numbers
 from evaluation.demo import tools
 from evaluation.demo.steps import DEFAULT_FOLDER, StepError, Steps
-from evaluation.demo.text import LICENSE_NOTE, own_text, shakespeare, write_corpus
+from evaluation.demo.text import LICENSE_NOTE, own_text, shakespeare, text_sha256, write_corpus
 from orthros_train.command_line import CommandParser, run_command
 from orthros_train.config import Config, config_to_yaml, load_config
 from orthros_train.errors import InputError
@@ -55,6 +55,7 @@ class Demo:
         settings = {
             "config": config_to_yaml(self.config),
             "text": str(text) if text else "shakespeare",
+            "text_sha256": text_sha256(text) if text else None,
             "ranks": ranks,
         }
         self.steps = Steps(output, settings)

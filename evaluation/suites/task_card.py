@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -81,4 +82,5 @@ def make_task(config: Mapping[str, Any], splits: Mapping[str, Any]) -> Configura
     """lm-eval's task over rows that are here already."""
     from lm_eval.api.task import ConfigurableTask  # noqa: PLC0415
 
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it explains its own command line's options
     return ConfigurableTask(config={**config, "custom_dataset": lambda **_: dict(splits)})

@@ -91,7 +91,7 @@ class ModelSection(Section):
     vocab_size: int | None = Field(default=None, ge=1)  # None: the tokenizer's
     hidden_size: int = Field(ge=1)
     intermediate_size: int = Field(ge=1)
-    num_hidden_layers: int = Field(ge=1)
+    num_hidden_layers: int = Field(ge=1, le=10_000)  # ten times the deepest there are; a dry run builds each stage
     num_attention_heads: int = Field(ge=1)
     num_key_value_heads: int | None = Field(default=None, ge=1)  # None: as many as query heads
     head_dim: int | None = Field(default=None, ge=2)  # None: hidden_size / num_attention_heads

@@ -4,7 +4,7 @@
   the option, what is wrong and the nearest right name.
 * A check of several options names each of them in full and says what to change; its message is shown as it is.
 * This module imports neither torch nor transformers: `--help` and a typo are answered at once.
-* The sections `model`, `parallel`, `data.sft` and `adaptation` have files of their own, beside this one.
+* The sections `model`, `parallel`, `data.sft`, `adaptation` and `evaluation` have files of their own, beside this one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from ..errors import InputError
 from ..model_folder.json_files import read_json_object
 from .adaptation import AdaptationSection, check_adaptation, check_teacher_layout
+from .evaluation import EvaluationSection, check_suites_layout
 from .loading import dump_yaml, load_yaml
 from .model import ModelSection, model_values
 from .parallel import (
@@ -152,13 +153,6 @@ class LoggingSection(Section):
     peak_tflops: float | None = Field(default=None, gt=0)  # per device; None: from the device's name where known
 
 
-class EvaluationSection(Section):
-    """Validation during training."""
-
-    interval_steps: int | None = Field(default=None, ge=1)  # None: only at the end, where validation data exists
-    samples: int = Field(default=64, ge=1)  # sequences of the validation set, the same ones each time
-
-
 class Config(Section):
     """A whole run."""
 
@@ -248,6 +242,7 @@ class Config(Section):
         if parallel.sequence:
             multiple = self.data.output_positions_multiple if self.task == "sft" else None
             check_sequence_shards(parallel.tensor, self.train.sequence_length, multiple)
+        check_suites_layout(self.evaluation, parallel.tensor, parallel.pipeline, parallel.zero_stage)
         return self
 
 

@@ -13,7 +13,6 @@ import torch
 
 from orthros_train.conversion.model_card import write_model_card
 from orthros_train.data.output_folder import check_vacant, finished_folder
-from orthros_train.data.tokenizers import HuggingFaceTokenizer, special_token_ids
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
 from orthros_train.model_folder.model_parameters import model_name
@@ -44,7 +43,6 @@ def export_hf(checkpoint_dir: str | Path, output_dir: str | Path, dtype: str = "
     manifest = _verified(checkpoint)
     model = _model(checkpoint, manifest, DTYPES[dtype])
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    _name_special_tokens(model, checkpoint)
     with finished_folder(output, parameters * DTYPES[dtype].itemsize) as folder:
         with silenced():  # a progress bar
             model.save_pretrained(folder)
@@ -73,13 +71,6 @@ def _verified(checkpoint: Path) -> Manifest:
     if problem is not None:
         raise InputError(f"checkpoint {checkpoint} is damaged: {problem}")
     return manifest
-
-
-def _name_special_tokens(model: OrthrosForCausalLM, checkpoint: Path) -> None:
-    """Tell the model which ids begin, end and pad a text, so that `generate` stops without being told."""
-    for name, index in special_token_ids(HuggingFaceTokenizer(checkpoint / HF_FOLDER)).items():
-        setattr(model.config, name, index)
-        setattr(model.generation_config, name, index)
 
 
 def _model(checkpoint: Path, manifest: Manifest, dtype: torch.dtype) -> OrthrosForCausalLM:

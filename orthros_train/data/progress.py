@@ -19,14 +19,15 @@ class Progress:
     Args:
         label: the job, as the line begins.
         total: what `update`'s `done` reaches at the end.
+        shown: false on ranks that leave it to another one.
     """
 
-    def __init__(self, label: str, total: int) -> None:
-        self._label, self._total = label, max(total, 1)
+    def __init__(self, label: str, total: int, shown: bool = True) -> None:
+        self._label, self._total, self._shown = label, max(total, 1), shown
         self._last_line = time.monotonic()
         self._bar: Bar | None = None
         self._task: TaskID | None = None
-        if sys.stderr.isatty():
+        if shown and sys.stderr.isatty():
             columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
             self._bar = Bar(*columns, TextColumn("{task.fields[detail]}"), console=Console(stderr=True), transient=True)
             self._task = self._bar.add_task(label, total=self._total, detail="")
@@ -46,6 +47,6 @@ class Progress:
         """Report that `done` of the total is done; `detail` says more in words."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, detail=detail)
-        elif time.monotonic() - self._last_line >= PLAIN_INTERVAL_SECONDS:
+        elif self._shown and time.monotonic() - self._last_line >= PLAIN_INTERVAL_SECONDS:
             self._last_line = time.monotonic()
             print(f"{self._label}: {100 * done / self._total:.0f}%, {detail}", file=sys.stderr, flush=True)

@@ -133,12 +133,14 @@ def activation_bytes(config: Config, model: OrthrosConfig, stage: Stage, in_flig
     element = BYTES[config.precision]
     tokens = config.train.micro_batch_size * config.train.sequence_length
     shards = config.parallel.tensor if config.parallel.sequence else 1
-    layers = [_layer_bytes(config, model, stage, index == model.num_hidden_layers - 1) for index in stage.layers]
+    holds_last = model.num_hidden_layers - 1 in stage.layers
+    counts = {False: len(stage.layers) - holds_last, True: int(holds_last)}  # layers by whether they are the last
+    layers = [(count, _layer_bytes(config, model, stage, is_last)) for is_last, count in counts.items() if count]
     final_norm = _norm_bytes(model.hidden_size, tokens // shards, element) if stage.is_last else 0
     if config.train.activation_checkpointing:
-        kept = len(layers) * residual_elements(config, model) * element + final_norm
-        return in_flight * kept + max(layers, default=0)
-    return in_flight * (sum(layers) + final_norm)
+        kept = len(stage.layers) * residual_elements(config, model) * element + final_norm
+        return in_flight * kept + max((size for _, size in layers), default=0)
+    return in_flight * (sum(count * size for count, size in layers) + final_norm)
 
 
 def _layer_bytes(config: Config, model: OrthrosConfig, stage: Stage, is_last: bool) -> int:

@@ -8,6 +8,11 @@ from orthros_train.command_line import counted
 from orthros_train.training.checkpoint_folders import find_checkpoint
 from orthros_train.training.manifest import InvalidCheckpointError, Manifest, read_manifest, verify_files
 
+FINGERPRINTS = {
+    "data": "what decides the tokens of every sample: corpora or conversations, their weights and order",
+    "tokenizer": "the tokenizer's definition",
+}
+
 
 def inspect_checkpoint(path: str | Path, verify: bool = True) -> tuple[str, bool]:
     """A report on a checkpoint, and whether it is whole as far as was looked.
@@ -40,7 +45,10 @@ def _describe(folder: Path, manifest: Manifest, state: str) -> str:
         f"layout       {manifest.layout}",
         f"saved        {manifest.saved_at} with "
         + ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items())),
-        *(f"{name:<12} {fingerprint}" for name, fingerprint in sorted(manifest.fingerprints.items())),
+        *(
+            f"{name:<12} {fingerprint}  (SHA-256 of {FINGERPRINTS.get(name, 'a definition')})"
+            for name, fingerprint in sorted(manifest.fingerprints.items())
+        ),
         f"size         {counted(total, 'byte')} in {counted(len(manifest.files), 'file')}",
     ]
     width = max(len(record.name) for record in manifest.files)

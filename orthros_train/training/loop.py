@@ -1,7 +1,7 @@
 """The training loop: what `python -m orthros_train` runs on every rank.
 
 A step: take the batch; agree on the number of labels and on stopping, in one exchange; forward, backward and update, or
-skip together; record; validate, save and report where due. All decisions are made by all ranks from the same numbers.
+skip together; record; evaluate, save and report where due. All decisions are made by all ranks from the same numbers.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from orthros_train.config import Config
 from orthros_train.errors import InputError
 from orthros_train.training.batches import BatchLoader
 from orthros_train.training.engine import StepResult
+from orthros_train.training.evaluation import evaluate, finish_evaluation
 from orthros_train.training.failures import TrainingFailureError
 from orthros_train.training.lost_ranks import lost_rank
-from orthros_train.training.metrics import Record, finite_or_none
+from orthros_train.training.metrics import Record
 from orthros_train.training.ranks import Ranks, start_ranks
 from orthros_train.training.run import Run, prepare_run
 from orthros_train.training.run_folder import FolderBusyError, RunFolder, now
 from orthros_train.training.schedule import learning_rate
 from orthros_train.training.step_record import StepRecorder
 from orthros_train.training.stopping import StopRequests, describe
-from orthros_train.training.validation import validate
+from orthros_train.training.suites import OpenSuites
 from orthros_train.training.watchdog import Watchdog
 from orthros_train.training.window_schedule import base_window, scheduled_window
 
@@ -36,11 +37,12 @@ EXIT_DONE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_STOPPED = 0, 1, 2, 75
 SKIPPED = StepResult(loss=float("nan"), grad_norm=float("nan"), applied=False)
 
 
-def train(config: Config, command: Sequence[str]) -> int:
+def train(config: Config, command: Sequence[str], open_suites: OpenSuites | None = None) -> int:
     """Train as `config` says, on from the newest valid checkpoint of its output_dir; every rank calls this.
 
     Args:
         command: the command line, for the receipt.
+        open_suites: how the suites of `evaluation.suites` are scored; evaluation.during_training has it.
 
     Returns:
         0 when train.steps are done, 75 when stopped with a checkpoint saved, 1 when the run cannot go on.
@@ -58,7 +60,7 @@ def train(config: Config, command: Sequence[str]) -> int:
         attempt = Attempt(ranks, folder)
         try:
             with watchdog:
-                return _run_attempt(config, command, attempt, stop, watchdog)
+                return _run_attempt(config, command, attempt, stop, watchdog, open_suites)
         except TrainingFailureError as failure:
             attempt.fail(EXIT_FAILED, str(failure))
             if ranks.is_main:
@@ -116,11 +118,17 @@ class Attempt:
 
 
 def _run_attempt(
-    config: Config, command: Sequence[str], attempt: Attempt, stop: StopRequests, watchdog: Watchdog
+    config: Config,
+    command: Sequence[str],
+    attempt: Attempt,
+    stop: StopRequests,
+    watchdog: Watchdog,
+    open_suites: OpenSuites | None,
 ) -> int:
     _set_determinism(config)
-    run = prepare_run(config, command, attempt.ranks, stop, attempt.folder, watchdog)
+    run = prepare_run(config, command, attempt.ranks, stop, attempt.folder, watchdog, open_suites)
     attempt.run = run
+    run.report.start()
     reason = _train_steps(run)
     run.save()
     if reason is not None and run.ranks.is_main:
@@ -144,7 +152,7 @@ def _set_determinism(config: Config) -> None:
 def _train_steps(run: Run) -> str | None:
     """Train until train.steps are done (None) or the ranks agree to stop (the reason)."""
     config = run.config
-    reason = _finish_validation(run)
+    reason = finish_evaluation(run)
     recorder = StepRecorder(run)
     loader = BatchLoader(run.train_data, config, run.mesh, first_step=run.progress.step)
     try:
@@ -189,14 +197,12 @@ def _one_step(run: Run, loader: BatchLoader, recorder: StepRecorder) -> str | No
 
 
 def _after_step(run: Run, record: Record) -> str | None:
-    """Record, validate, save and report a step; a reason to stop, if there is one."""
+    """Record, evaluate, save and report a step; a reason to stop, if there is one."""
     if run.progress.consecutive_skips:
         cause = "the whole batch has no label" if record["loss_tokens"] == 0 else "its loss or gradient is not finite"
         run.report.warn(f"step {record['step']} skipped: {cause}")
-    reason = None
-    if validation_due(run.config, record["step"], run.validation_data is not None):
-        late, reason = _validation_figures(run)
-        record.update(late)
+    late, reason = evaluate(run)
+    record.update(late)
     if run.metrics is not None:
         run.metrics.append(record)
     run.report.step(record)
@@ -208,30 +214,6 @@ def _after_step(run: Run, record: Record) -> str | None:
     return reason
 
 
-def _finish_validation(run: Run) -> str | None:
-    """Do the validation of the step resumed from, if a stop had cut it short; a reason to stop, if there is one."""
-    step = run.progress.step
-    if step == 0 or not validation_due(run.config, step, run.validation_data is not None):
-        return None
-    last = None if run.metrics is None else run.metrics.last
-    if not run.ranks.share(last is not None and last["step"] == step and "validation_loss" not in last):
-        return None
-    late, reason = _validation_figures(run)
-    if run.metrics is not None and late:
-        run.report.step(run.metrics.amend(**late))
-    return reason
-
-
-def _validation_figures(run: Run) -> tuple[Record, str | None]:
-    """What validation adds to the step's record, and a reason to stop instead, if there is one."""
-    assert run.validation_data is not None
-    moment = f"validation after step {run.progress.step}"
-    loss, reason = validate(
-        run.engine, run.validation_data, run.config, run.stop, beat=lambda: run.watchdog.beat(moment)
-    )
-    return ({} if loss is None else {"validation_loss": finite_or_none(loss)}), reason
-
-
 def _stop_skipping(run: Run) -> None:
     """Raise TrainingFailureError after too many skipped steps in a row."""
     skips = run.progress.consecutive_skips
@@ -241,12 +223,6 @@ def _stop_skipping(run: Run) -> None:
             "were not finite, or their batches had no labels; look at the data, lower optimizer.learning_rate, or "
             "lengthen schedule.warmup_steps"
         )
-
-
-def validation_due(config: Config, step: int, has_data: bool) -> bool:
-    """Whether validation follows `step`: at every interval and at the end."""
-    interval = config.evaluation.interval_steps
-    return has_data and (step == config.train.steps or (interval is not None and step % interval == 0))
 
 
 def checkpoint_due(config: Config, step: int) -> bool:

@@ -21,6 +21,11 @@ from orthros_train.training.ranks import Ranks
 # fail where ranks call different things, begin with "enforce fail".
 GLOO = re.compile(r"[^\[]*\[(?!enforce)[^\]]*\bgloo/[^\]]*\] ?(?P<what>.*?)(?:\. This is typically.*)?\.?")
 
+# NCCL's own word for what happened, in torch's message. Only these two speak of another rank or the way to it; the
+# others (ncclInvalidUsage, ncclInvalidArgument, ncclUnhandledCudaError, …) are this rank's own.
+NCCL = re.compile(r"\bnccl(?!InProgress|Success)(?P<word>[A-Z]\w+)")
+NCCL_OF_OTHERS = ("RemoteError", "SystemError")
+
 
 def limit_waiting(ranks: Ranks, timeout_seconds: float) -> None:
     """Give up on a rank after `timeout_seconds` in every process group but the one that waits for disks.
@@ -37,6 +42,9 @@ def lost_rank(
 ) -> str | None:
     """What to tell the user where `error` means that another rank was lost; None where it means something else.
 
+    An error of this rank's own use of NCCL (two ranks on one GPU, a wrong argument, a CUDA error) is something else,
+    unless another rank is indeed gone: then it may well be what this one saw of that.
+
     Args:
         rank: of this process.
         moment: such as "after step 12".
@@ -48,6 +56,9 @@ def lost_rank(
         return None
     detail = text if match is None else match["what"]
     found = missing()
+    nccl = NCCL.search(text)
+    if nccl is not None and nccl["word"] not in NCCL_OF_OTHERS and found is None:
+        return None
     detail = detail if found is None else f"{found}; {detail}"
     return (
         f"rank {rank} on {socket.gethostname()} lost another rank {moment} ({detail}): look at the other ranks' logs "

@@ -1,8 +1,9 @@
 """What is recorded of every step: metrics.jsonl and TensorBoard events.
 
 A step's record is an object of plain numbers; null where a figure does not exist (loss and gradient norm of a skipped
-step, MFU on a device whose peak is unknown). On resume, the records past the checkpoint are cut, and so is a last line
-that a kill left unfinished.
+step, MFU on a device whose peak is unknown). Where benchmark suites were scored, `suites` maps SUITE/TASK/METRIC and
+SUITE/mean to the scores. On resume, the records past the checkpoint are cut, and so is a last line that a kill left
+unfinished.
 """
 
 from __future__ import annotations
@@ -90,6 +91,9 @@ class MetricsLog:
         for key, tag in TENSORBOARD_TAGS.items():
             if record.get(key) is not None:
                 self._board.add_scalar(tag, record[key], record["step"])
+        for tag, value in record.get("suites", {}).items():
+            if value is not None:
+                self._board.add_scalar(tag, value, record["step"])
         self._board.flush()
 
 

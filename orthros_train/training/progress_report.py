@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +27,10 @@ class ProgressReport:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("training", total=steps, completed=first_step)
+
+    def start(self) -> None:
+        """Show the bar; until then nothing has to be taken away if the run cannot begin."""
+        if self._bar is not None:
             self._bar.start()
 
     def say(self, text: str) -> None:
@@ -41,8 +47,21 @@ class ProgressReport:
         if self._bar is not None:
             self._bar.update(self._task, completed=record["step"], description=f"loss {_number(record['loss'], '.4f')}")
         due = record["step"] % self._interval == 0 or record["step"] == self._steps
-        if due or "validation_loss" in record:
+        if due or "validation_loss" in record or "suites" in record:
             self.say(describe_step(record, self._steps))
+        if record.get("suites"):
+            self.say(f"step {record['step']}/{self._steps} | {describe_suites(record['suites'])}")
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take the bar away inside the block, where something else shows how far it is."""
+        if self._bar is not None:
+            self._bar.stop()
+        try:
+            yield
+        finally:
+            if self._bar is not None:
+                self._bar.start()
 
     def close(self) -> None:
         """Take the bar away."""
@@ -70,6 +89,13 @@ def describe_step(record: Record, steps: int) -> str:
     if "validation_loss" in record:
         parts.append(f"validation loss {_number(record['validation_loss'], '.4f')}")
     return " | ".join(parts)
+
+
+def describe_suites(scores: Mapping[str, float | None]) -> str:
+    """The means of suites, and the tasks of suites that have none."""
+    means = {name.partition("/")[0]: name for name in scores if name.endswith("/mean")}
+    shown = dict.fromkeys(means.get(name.partition("/")[0], name) for name in scores)
+    return " | ".join(f"{name} {_number(scores[name], '.4f')}" for name in shown)
 
 
 def _number(value: Any, pattern: str) -> str:

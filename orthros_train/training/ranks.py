@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +21,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from orthros_train.errors import InputError
 from orthros_train.launch_environment import environment_number, rank_numbers
@@ -86,6 +88,15 @@ class Ranks:
         _raise_first([problem])
         return result  # type: ignore[return-value]
 
+    def raise_flag(self, name: str) -> None:
+        """Let every rank see, whenever it looks, that this one has raised the flag; not collective."""
+        if self.world_size > 1:
+            distributed_c10d._get_default_store().set(name, "1")
+
+    def flag_raised(self, name: str) -> bool:
+        """Whether any rank has raised the flag so far; asks rank 0's store, a fraction of a millisecond."""
+        return self.world_size > 1 and distributed_c10d._get_default_store().check([name])
+
 
 def _raise_first(problems: Sequence[Problem | None]) -> None:
     for rank, problem in enumerate(problems):
@@ -108,7 +119,7 @@ def start_ranks(timeout_seconds: float) -> Ranks:
         InputError: as `rank_numbers`, a rank has no GPU of its own, or not all ranks come.
     """
     rank, world_size, local_rank = _launcher_numbers()
-    device = _choose_device(local_rank)
+    device = _choose_device(local_rank, world_size)
     timeout = timedelta(seconds=timeout_seconds)
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -117,14 +128,17 @@ def start_ranks(timeout_seconds: float) -> Ranks:
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
         atexit.register(_leave)
-    os.environ.setdefault("LOCAL_RANK", str(local_rank))  # DeepSpeed reads it
+    # DeepSpeed reads it, to choose the same GPU
+    os.environ["LOCAL_RANK"] = str(local_rank if device.index is None else device.index)
     control_group = dist.new_group(backend="gloo", timeout=timeout)
 
-    def exchange(value: tuple[str, int]) -> list[Any]:
+    def exchange(value: Any) -> list[Any]:
         values: list[Any] = [None] * world_size
         dist.all_gather_object(values, value, group=control_group)
         return values
 
+    if device.type == "cuda" and world_size > 1:
+        _refuse_shared_gpus(exchange((socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid))))
     return Ranks(
         rank=rank,
         world_size=world_size,
@@ -156,16 +170,30 @@ def _launcher_numbers() -> tuple[int, int, int]:
     return numbers.rank, numbers.world_size, numbers.local_rank
 
 
-def _choose_device(local_rank: int) -> torch.device:
+def _choose_device(local_rank: int, world_size: int) -> torch.device:
+    """This rank's GPU by its number on the machine, or the only one that it sees: `srun --gpus-per-task=1` shows each
+    task its own."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
+    visible = torch.cuda.device_count()
+    index = 0 if visible == 1 and world_size > 1 else local_rank
+    if index >= visible:
         raise InputError(
-            f"LOCAL_RANK is {local_rank} but this machine shows {torch.cuda.device_count()} GPUs: "
-            "start at most one rank a GPU"
+            f"LOCAL_RANK is {local_rank} but this machine shows {visible} GPUs: start at most one rank a GPU"
         )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def _refuse_shared_gpus(gpus: Sequence[tuple[str, str]]) -> None:
+    """Raise InputError if two ranks, given by (machine, GPU's UUID) in rank order, have one GPU; NCCL would fail."""
+    first: dict[tuple[str, str], int] = {}
+    for rank, gpu in enumerate(gpus):
+        if first.setdefault(gpu, rank) != rank:
+            raise InputError(
+                f"ranks {first[gpu]} and {rank} have the same GPU of {gpu[0]} ({gpu[1]}): start one rank a GPU, which "
+                "sees all GPUs of its machine, or its own alone"
+            )
 
 
 def _leave() -> None:

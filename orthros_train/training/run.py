@@ -54,6 +54,7 @@ from orthros_train.training.schedule import learning_rate
 from orthros_train.training.state_files import load_state
 from orthros_train.training.state_pieces import start_from_fp32
 from orthros_train.training.stopping import StopRequests
+from orthros_train.training.suites import OpenSuites, SuiteScorer, open_on_all
 from orthros_train.training.watchdog import Watchdog
 
 
@@ -71,6 +72,7 @@ class Run:
     model_config: OrthrosConfig
     train_data: Samples
     validation_data: Samples | None
+    suites: SuiteScorer | None
     engine: TrainingEngine
     report: ProgressReport
     metrics: MetricsLog | None
@@ -92,11 +94,7 @@ class Run:
         )
 
         def write_hf_files(folder: Path) -> None:
-            self.model_config.to_json_file(folder / "config.json")
-            self.tokenizer.save_pretrained(folder)
-            conversations = conversations_of(self.train_data)
-            if conversations is not None:
-                conversations.template.save(folder)
+            _save_hf_files(folder, self.model_config, self.tokenizer, self.train_data)
 
         if self.metrics is not None:
             self.metrics.sync()
@@ -126,6 +124,15 @@ def fingerprints(tokenizer: Tokenizer, data: Samples) -> dict[str, str]:
     return {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint}
 
 
+def _save_hf_files(folder: Path, model_config: OrthrosConfig, tokenizer: Tokenizer, data: Samples) -> None:
+    """What a Hugging Face folder of the model holds besides weights."""
+    model_config.to_json_file(folder / "config.json")
+    tokenizer.save_pretrained(folder)
+    conversations = conversations_of(data)
+    if conversations is not None:
+        conversations.template.save(folder)
+
+
 def prepare_run(
     config: Config,
     command: Sequence[str],
@@ -133,6 +140,7 @@ def prepare_run(
     stop: StopRequests,
     folder: RunFolder,
     watchdog: Watchdog,
+    open_suites: OpenSuites | None = None,
 ) -> Run:
     """Check the input, open the folder, build the model and load the newest valid checkpoint; collective.
 
@@ -148,6 +156,10 @@ def prepare_run(
     model_config = ranks.together(lambda: orthros_config(config, tokenizer.vocab_size))
     model_config.update(special_token_ids(tokenizer))
     ranks.together(lambda: _check_kernel(config, model_config, ranks))
+    watchdog.beat("opening the suites")
+    suites = open_on_all(
+        config, ranks, open_suites, lambda folder: _save_hf_files(folder, model_config, tokenizer, train_data)
+    )
     identity = fingerprints(tokenizer, train_data)
     watchdog.beat("verifying the checkpoint")
     choice = choose_checkpoint(folder.checkpoints, ranks)
@@ -169,6 +181,7 @@ def prepare_run(
     if ranks.is_main:
         receipt = build_receipt(config, command, ranks, folder.attempt, progress.step, identity)
         metrics = _start_records(folder, receipt, config)
+    report.say(_describe(config, model_config, ranks, progress))
     watchdog.beat("building the engine")
     engine = build_engine(module, config, ranks, mesh, accumulation, teacher)
     limit_waiting(ranks, config.parallel.timeout_seconds)
@@ -188,6 +201,7 @@ def prepare_run(
         model_config=model_config,
         train_data=train_data,
         validation_data=held_out,
+        suites=suites,
         engine=engine,
         report=report,
         metrics=metrics,
@@ -248,6 +262,17 @@ def _start_records(folder: RunFolder, receipt: dict[str, Any], config: Config) -
     folder.write_receipt(receipt)
     folder.write_status("running", receipt["first_step"])
     return MetricsLog(folder.metrics_file, receipt["first_step"], config.logging.tensorboard)
+
+
+def _describe(config: Config, model: OrthrosConfig, ranks: Ranks, progress: Progress) -> str:
+    """What runs, where, how much of it, and where to look; the first line of a run, before the slow parts."""
+    window = "full attention" if model.base_window is None else f"base window {model.base_window}"
+    tokens = config.train.global_batch_size * config.train.sequence_length
+    return (
+        f"{model.architecture}, {window}, {parameter_count(model).total:,} parameters; {layout_of(config, ranks)} on "
+        f"{ranks.device.type}; step {progress.step} to {config.train.steps}, {tokens:,} tokens a step; "
+        f"logs in {config.output_dir}"
+    )
 
 
 def _say_changes(choice: Choice, config: Config, layout: Layout, report: ProgressReport) -> None:

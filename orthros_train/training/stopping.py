@@ -20,6 +20,7 @@ import psutil
 from orthros_train.training.ranks import Ranks
 
 STOP_FILE = "stop_requested"
+FLAG = "orthros_train/stop"
 REASONS = ("none", "SIGTERM", "SIGUSR1", "SIGINT", "the wall-clock limit", f"the file {STOP_FILE}")
 _SIGNAL_CODES = {signal.SIGTERM: 1, signal.SIGUSR1: 2, signal.SIGINT: 3}
 _WALL_CLOCK_CODE, _FILE_CODE = 4, 5
@@ -60,6 +61,14 @@ class StopRequests:
     def agreed(self, ranks: Ranks) -> str | None:
         """The reason of the lowest rank that has one, the same on all ranks; None means go on."""
         return describe(ranks.gather([self.code()])[:, 0].tolist())
+
+    def heard(self, ranks: Ranks) -> bool:
+        """Whether this rank has a reason to stop, or another has said so here. Not collective: ranks that work apart,
+        each at its own pace, call it when they like and then meet to agree."""
+        if self.code():
+            ranks.raise_flag(FLAG)
+            return True
+        return ranks.flag_raised(FLAG)
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:

@@ -206,7 +206,11 @@ def test_a_window_of_ones_own(folder: Path, tmp_path: Path) -> None:
     [
         (["--model", "{tmp}/none"], "does not exist"),
         (["--model", "{tmp}"], "holds no config.json"),
-        (["--model", "{model}", "--window", "0"], "--window must be at least 1"),
+        (["--model", "{model}", "--window", "0"], "argument --window: must be at least 1"),
+        (["--model", "{model}", "--seed", "-1"], "argument --seed: must be at least 0"),
+        (["--model", "{model}", "--seed", "1e3"], "argument --seed: '1e3' is not an integer"),
+        (["--model", "{model}", "--seed", str(2**63)], "argument --seed: must be at most 9223372036854775807"),
+        (["--model", "{model}", "--decode-steps", "0"], "argument --decode-steps: must be at least 1"),
         (["--model", "{model}", "--lengths", "1,x"], "not a list of whole numbers"),
     ],
 )

@@ -180,6 +180,8 @@ def test_examples_come_before_the_question() -> None:
         (["--tasks", "piqa", "--base-window", "8"], "has its own base window"),
         (["--tasks", "piqa", "--chat"], "has no chat template"),
         (["--tasks", "piqa", "--limit", "0"], "must be at least 1"),
+        (["--tasks", "piqa", "--seed", "-1"], "argument --seed: must be at least 0"),
+        (["--tasks", "piqa", "--base-sinks", "-1"], "argument --base-sinks: must be at least 0"),
         (["--suite", "perplexity", "--text", "absent.txt"], "cannot read absent.txt"),
         (["--suite", "long", "--lengths", "30"], "no room for the facts"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -83,6 +84,15 @@ def test_activations_are_what_autograd_keeps(changes: dict[str, Any], precision:
     config = layout_config(precision, **changes)
     (stage,) = plan_stages(config, small_model(config), 1)
     assert estimated(config, stage) == pytest.approx(kept_by_one_process(config), rel=0.1)
+
+
+def test_depth_costs_no_time() -> None:
+    config = layout_config("fp32", num_hidden_layers=10_000)
+    shallow = layout_config("fp32", num_hidden_layers=2)
+    started = time.perf_counter()
+    deep, flat = (estimated(each, plan_stages(each, small_model(each), 1)[0]) for each in (config, shallow))
+    assert time.perf_counter() - started < 0.5
+    assert deep > 4_000 * flat
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

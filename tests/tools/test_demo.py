@@ -91,6 +91,11 @@ def test_from_text_to_report(
 
     with pytest.raises(InputError, match=r"other settings \(config\).*--output OTHER"):
         demo["main"]([*arguments, "train.steps=5"])
+    kept = text.read_bytes()
+    text.write_bytes(kept.replace(b"nothing", b"anythin"))
+    with pytest.raises(InputError, match=r"other settings \(text_sha256\).*--output OTHER"):
+        demo["main"](arguments)
+    text.write_bytes(kept)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,10 @@ def test_inspect(finished: Path, tool: Tool) -> None:
     assert "whole: every size and SHA-256 agrees" in stdout
     assert "step         2 (2 updates, 0 skipped)" in stdout
     assert "next sample  16" in stdout
+    assert re.search(r"^tokenizer    [0-9a-f]{64}  \(SHA-256 of the tokenizer's definition\)$", stdout, re.MULTILINE)
+    assert re.search(
+        r"^data         [0-9a-f]{64}  \(SHA-256 of what decides the tokens of every ", stdout, re.MULTILINE
+    )
     assert "layout       1 rank, ZeRO-1, " in stdout
     assert "hf/tokenizer.json" in stdout
 

@@ -132,8 +132,12 @@ def test_under_torchrun(tmp_path: Path, corpus: Path) -> None:
     assert run(forked, 2) == 0
     assert losses(config) == losses(forked)
     lines = done.stdout.splitlines()
-    assert [line.split(" |")[0] for line in lines[:3]] == ["step 2/6", "step 4/6", "step 6/6"]
-    assert [line.split(" ")[0] for line in lines[3:]] == ["saved", "done:"]
+    assert lines[0].startswith("orthros, base window 8, ")
+    assert lines[0].endswith(
+        f" parameters; 2 ranks, ZeRO-2, fp32 on cpu; step 0 to 6, 256 tokens a step; logs in {config.output_dir}"
+    )
+    assert [line.split(" |")[0] for line in lines[1:4]] == ["step 2/6", "step 4/6", "step 6/6"]
+    assert [line.split(" ")[0] for line in lines[4:]] == ["saved", "done:"]
     assert checkpoint_names(config) == ["step_00000006"]
 
 
@@ -142,7 +146,7 @@ def test_without_a_launcher(tmp_path: Path, corpus: Path) -> None:
     config = small_config(tmp_path / "run", corpus, train__steps=2, logging__tensorboard=True)
     done = launch(config, tmp_path, sys.executable)
     assert (done.returncode, done.stderr) == (0, "")
-    assert [line.split(" ")[0] for line in done.stdout.splitlines()] == ["step", "saved", "done:"]
+    assert [line.split(" ")[0] for line in done.stdout.splitlines()] == ["orthros,", "step", "saved", "done:"]
 
 
 def test_a_start_folder_describes_the_model(tmp_path: Path, corpus: Path) -> None:

@@ -96,6 +96,34 @@ def test_other_errors_keep_their_traceback(error: Exception) -> None:
     assert lost_rank(error, 0, "after step 1") is None
 
 
+NCCL_ERROR = "NCCL error in: /a/NCCLUtils.cpp:94, {}, NCCL version 2.27.5 {}: what it means. Last error: {}"
+OWN_FAULTS = [
+    NCCL_ERROR.format("invalid usage", "ncclInvalidUsage", "Duplicate GPU detected : rank 1 and rank 0"),
+    NCCL_ERROR.format("invalid argument", "ncclInvalidArgument", "Broadcast : invalid root 4"),
+    NCCL_ERROR.format("unhandled cuda error", "ncclUnhandledCudaError", "Cuda failure 2 'out of memory'"),
+]
+FAULTS_OF_OTHERS = [
+    NCCL_ERROR.format("remote process exited or there was a network error", "ncclRemoteError", "socket closed"),
+    NCCL_ERROR.format("unhandled system error", "ncclSystemError", "connection refused"),
+    "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 3000 milliseconds",
+]
+
+
+@pytest.mark.parametrize("text", OWN_FAULTS)
+def test_a_rank_s_own_fault_with_nccl_keeps_its_text(text: str) -> None:
+    assert lost_rank(dist.DistBackendError(text), 0, "after step 1") is None
+    line = lost_rank(dist.DistBackendError(text), 0, "after step 1", lambda: "ended: rank 1 on node7")
+    assert line is not None, "it is what this rank saw of the other's end"
+    assert f"(ended: rank 1 on node7; {text})" in line
+
+
+@pytest.mark.parametrize("text", FAULTS_OF_OTHERS)
+def test_what_nccl_says_of_another_rank_is_a_lost_rank(text: str) -> None:
+    line = lost_rank(dist.DistBackendError(text), 0, "after step 1")
+    assert line is not None
+    assert text in line
+
+
 def test_torch_own_errors_of_communication_are_recognized() -> None:
     line = lost_rank(dist.DistBackendError("NCCL communicator was aborted"), 3, "after step 7")
     assert line is not None

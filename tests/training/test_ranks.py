@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from orthros_train.errors import InputError
-from orthros_train.training.ranks import start_ranks
+from orthros_train.training.ranks import _choose_device, _refuse_shared_gpus, start_ranks
 from tests.distributed import RankFailedError, run_distributed
 
 
@@ -80,6 +80,37 @@ def test_one_process_needs_no_environment() -> None:
 
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     assert run_distributed(alone, 1, process_group=False) == [(0, 1, device)]
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "world_size", "index"),
+    [(8, 3, 8, 3), (1, 3, 8, 0), (1, 0, 1, 0), (1, 1, 2, 0), (2, 0, 1, 0)],
+)
+def test_a_rank_takes_its_gpu_or_the_only_one_it_sees(
+    monkeypatch: pytest.MonkeyPatch, visible: int, local_rank: int, world_size: int, index: int
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    assert _choose_device(local_rank, world_size) == torch.device("cuda", index)
+    assert chosen == [index]
+
+
+@pytest.mark.parametrize(("visible", "local_rank", "world_size"), [(2, 2, 4), (1, 1, 1)])
+def test_more_ranks_than_gpus_are_refused(
+    monkeypatch: pytest.MonkeyPatch, visible: int, local_rank: int, world_size: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    with pytest.raises(InputError, match=f"LOCAL_RANK is {local_rank} but this machine shows {visible} GPUs"):
+        _choose_device(local_rank, world_size)
+
+
+def test_ranks_that_share_a_gpu_are_refused() -> None:
+    _refuse_shared_gpus([("node1", "GPU-a"), ("node1", "GPU-b"), ("node2", "GPU-a")])
+    with pytest.raises(InputError, match=r"ranks 1 and 2 have the same GPU of node1 \(GPU-b\): start one rank"):
+        _refuse_shared_gpus([("node1", "GPU-a"), ("node1", "GPU-b"), ("node1", "GPU-b")])
 
 
 def test_harness_reports_every_rank() -> None:

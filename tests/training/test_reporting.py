@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 
 from orthros_train.training.device_peaks import known_peak_flops, peak_flops
 from orthros_train.training.metrics import peak_resident_bytes
-from orthros_train.training.progress_report import ProgressReport, describe_step
+from orthros_train.training.progress_report import ProgressReport, describe_step, describe_suites
 from tests.training.small_runs import small_config
 
 RECORD: dict[str, Any] = {
@@ -55,6 +57,38 @@ def test_only_rank_0_speaks(capsys: pytest.CaptureFixture[str]) -> None:
     report.say("nothing")
     report.close()
     assert capsys.readouterr().out == ""
+
+
+def test_a_pipe_gets_each_line_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as stream, monkeypatch.context() as patch:  # block-buffered, as Python opens a pipe
+        patch.setattr(sys, "stdout", stream)
+        report = ProgressReport(steps=2, first_step=0, interval_steps=1, shown=True)
+        report.say("a line")
+        os.set_blocking(read, False)
+        assert os.read(read, 100) == b"a line\n"
+    os.close(read)
+
+
+def test_the_bar_is_shown_once_training_starts_and_steps_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # to rich, a terminal
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    report = ProgressReport(steps=2, first_step=0, interval_steps=1, shown=True)
+    bar = report._bar
+    assert bar is not None
+    assert not bar.live.is_started, "preparing may fail"
+    report.start()
+    assert bar.live.is_started
+    with report.paused():
+        assert not bar.live.is_started
+    assert bar.live.is_started
+    report.close()
+    assert not bar.live.is_started
+
+
+def test_scores_of_suites_in_one_line() -> None:
+    scores = {"a/x/acc": 0.5, "a/y/acc": 0.25, "a/mean": 0.375, "b/text/byte_perplexity": 3.0, "b/other/acc": None}
+    assert describe_suites(scores) == "a/mean 0.3750 | b/text/byte_perplexity 3.0000 | b/other/acc none"
 
 
 @pytest.mark.parametrize(
