@@ -34,6 +34,8 @@ from .row_alignment import RowAlignment, check_output_positions, shift_labels_fo
 from .stream_layout import OutputColumns, take_tokens
 from .stream_plan import plan_streams
 
+CPU_CHUNK_TOKENS = 1024  # of a prefill: with the FFN's activations of more tokens, weights and they leave the caches
+
 
 @dataclass
 class OrthrosOutput(CausalLMOutputWithPast):
@@ -254,7 +256,9 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
         Args:
             input_ids: (B, T) int64 prompts, padded on the right.
             lengths: (B,) int64, tokens of each prompt, at least 1; None: all T.
-            chunk_size: run this many columns at a time, with the same result; None: all at once.
+            chunk_size: run this many columns at a time, with the same result; peak memory above the weights is the cache
+                and what a chunk needs. None: on a CPU as many as its caches like (`CPU_CHUNK_TOKENS`), which is faster
+                than all at once; on other devices all at once.
 
         Returns:
             logits (B, vocab) of each row's last token, which score the first continuation token, and the cache.
@@ -264,11 +268,13 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
             raise ValueError(f"every prompt needs at least one and at most {T} tokens")
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"chunk_size={chunk_size} must be at least 1")
+        if chunk_size is None:
+            chunk_size = max(1, CPU_CHUNK_TOKENS // B) if input_ids.device.type == "cpu" else T
         cache = KVCache(self.config, capacity=T)
         last = torch.full((B,), T, device=input_ids.device) if lengths is None else lengths.to(input_ids.device)
         logits: Tensor | None = None
-        for start in range(0, T, chunk_size or T):
-            chunk = input_ids[:, start : start + (chunk_size or T)]
+        for start in range(0, T, chunk_size):
+            chunk = input_ids[:, start : start + chunk_size]
             here = last - 1 - start  # column of each row's last token in this chunk
             ends = (here >= 0) & (here < chunk.shape[1])
             columns: OutputColumns = torch.where(ends, here, -1)[:, None]
