@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .chunked_loss import chunked_loss_sum
 from .configuration_orthros import OrthrosConfig
 from .stream_layout import StreamLayout
 
@@ -52,6 +53,18 @@ class Linear(nn.Linear):
         return product.view(*x.shape[:-1], -1)
 
 
+class Head(Linear):
+    """The head: logits, or the summed loss of all tokens without ever holding their logits."""
+
+    def __init__(self, width: int, vocab_size: int, factory: "LayerFactory") -> None:
+        super().__init__(width, vocab_size, bias=False)
+        self.factory = factory
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        """`x` (B, M, D) -> logits (B, M, V); with labels (B, M) their summed loss, a scalar."""
+        return super().forward(x) if labels is None else self.factory.loss_sum(x, self.weight, labels)
+
+
 class LayerFactory:
     """Plain PyTorch layers of one model configuration."""
 
@@ -72,12 +85,8 @@ class LayerFactory:
         return nn.Embedding(vocab_size, width)
 
     def head(self, width: int, vocab_size: int) -> nn.Module:
-        """Vectors (…, width) -> logits (…, vocab_size)."""
-        return Linear(width, vocab_size, bias=False)
-
-    def tied_logits(self, x: Tensor, embedding: Tensor) -> Tensor:
-        """Vectors (…, width) -> logits (…, vocab_size) by the embedding's weight, for a pipeline stage without head."""
-        return F.linear(x, embedding)
+        """Vectors (B, M, width) -> logits (B, M, vocab_size); called with labels (B, M), too, `loss_sum`."""
+        return Head(width, vocab_size, self)
 
     def norm(self, width: int, on: str) -> nn.Module:
         """RMSNorm over `width` channels of "tokens" (D) or of "heads" (d)."""
@@ -125,6 +134,13 @@ class LayerFactory:
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
         whole = torch.randn(self.full_shape(parameter), generator=generator)
         parameter.copy_(self.shard(parameter, whole * self.config.initializer_range))
+
+    def loss_sum(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        """The summed loss of a head of this weight (V, D) on `hidden` (B, M, D), in chunks; a scalar.
+
+        A pipeline's last stage calls this with the embedding's weight where that serves as head.
+        """
+        return chunked_loss_sum(hidden, weight, labels, self.cross_entropy)
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Loss of each token, in at least float32: logits (B, M, vocab), labels (B, M) -> (B, M); 0 where ignored."""
