@@ -151,7 +151,9 @@ def activation_bytes(config: Config, model: OrthrosConfig, stage: Stage, in_flig
     tokens = config.train.micro_batch_size * config.train.sequence_length
     shards = config.parallel.tensor if config.parallel.sequence else 1
     layers = [_layer_bytes(config, model, stage, index == model.num_hidden_layers - 1) for index in stage.layers]
-    final_norm = _norm_bytes(model.hidden_size, tokens // shards, element) if stage.is_last else 0
+    final_norm = 0
+    if stage.is_last:  # the loss keeps the gradient of its output instead (`waiting_gradient_bytes`)
+        final_norm = tokens // shards * model.hidden_size * (FP32_BYTES + element)
     if config.train.activation_checkpointing:
         kept = len(layers) * residual_elements(config, model) * element + final_norm
         return in_flight * kept + max(layers, default=0)

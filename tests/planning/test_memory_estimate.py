@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -29,20 +30,20 @@ ZERO_STAGES = [  # precision, ZeRO stage; bytes a parameter of weights, gradient
 
 
 def kept_by_autograd(module: nn.Module, forward: Callable[[], Any]) -> int:
-    """Bytes of distinct storages that a training forward saves for its backward, parameters left out."""
+    """Bytes of distinct storages that a training forward holds for its backward when it ends, parameters left out."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
+    saved: list[weakref.ref[torch.Tensor]] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage
+        saved.append(weakref.ref(tensor))  # the loss has graphs of its own, which it drops chunk by chunk
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = forward()
     assert output is not None
-    return sum(storage.nbytes() for storage in kept.values())
+    held = [tensor.untyped_storage() for reference in saved if (tensor := reference()) is not None]
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in held if storage.data_ptr() not in parameters}
+    return sum(sizes.values())
 
 
 def kept_by_one_process(config: Config) -> int:
