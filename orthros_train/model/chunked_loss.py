@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-CHUNK_TOKENS = 1024  # enough for full GEMMs; at 32,000 ids in float32, 125 MiB of logits
+CHUNK_TOKENS = 1024  # enough for full GEMMs, to which adding up ∂W is little
+CPU_CHUNK_TOKENS = 256  # at 32,000 ids in float32, 31 MiB of logits: measured fastest of 128 to 2048 (docs/LOG.md)
 
 TokenLosses = Callable[[Tensor, Tensor], Tensor]  # logits (1, n, V) and labels (1, n) -> losses (1, n)
 
@@ -36,8 +37,8 @@ def chunked_loss_sum(hidden: Tensor, weight: Tensor, labels: Tensor, token_losse
     flat, labels = hidden.flatten(0, 1), labels.flatten()  # (N, D), (N,)
     if torch.is_grad_enabled() and (flat.requires_grad or weight.requires_grad):
         return _ChunkedLossSum.apply(flat, weight, labels, token_losses)
-    total = flat.new_zeros((), dtype=_wide(flat))
-    for chunk, its_labels in zip(flat.split(CHUNK_TOKENS), labels.split(CHUNK_TOKENS), strict=True):
+    total, size = flat.new_zeros((), dtype=_wide(flat)), _chunk_tokens(flat)
+    for chunk, its_labels in zip(flat.split(size), labels.split(size), strict=True):
         total += token_losses(F.linear(chunk, weight)[None], its_labels[None]).sum()
     return total
 
@@ -51,8 +52,9 @@ class _ChunkedLossSum(torch.autograd.Function):
         total = hidden.new_zeros((), dtype=_wide(hidden))
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=_wide(weight)) if wants_weight else None
-        for start in range(0, hidden.shape[0], CHUNK_TOKENS):
-            rows = slice(start, start + CHUNK_TOKENS)
+        size = _chunk_tokens(hidden)
+        for start in range(0, hidden.shape[0], size):
+            rows = slice(start, start + size)
             chunk = hidden[rows]  # (n, D)
             logits = F.linear(chunk, weight).requires_grad_()  # (n, V)
             with torch.enable_grad():
@@ -78,6 +80,10 @@ class _ChunkedLossSum(torch.autograd.Function):
         if grad_weight is not None:
             grad_weight = (grad_weight * factor).to(ctx.dtype)  # type: ignore[attr-defined]
         return grad_hidden, grad_weight, None, None
+
+
+def _chunk_tokens(hidden: Tensor) -> int:
+    return CPU_CHUNK_TOKENS if hidden.device.type == "cpu" else CHUNK_TOKENS
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
