@@ -1,6 +1,6 @@
 """Head and cross entropy together, in chunks of tokens: training never holds the logits of all tokens.
 
-    loss = Σ_i CE(h_i Wᵀ, label_i)        ∂h_i = g_i W        ∂W = Σ_i g_iᵀ h_i        g_i = softmax(h_i Wᵀ) - onehot(label_i)
+    loss = Σ_i CE(h_i Wᵀ, label_i)      ∂h_i = g_i W      ∂W = Σ_i g_iᵀ h_i      g_i = softmax(h_i Wᵀ) - onehot(label_i)
 
 * A sum's gradients are known but for one factor, so each chunk computes its own as soon as it has its logits and drops
   them: no product is computed twice, and what waits for the backward is as large as h and W.
@@ -67,18 +67,18 @@ class _ChunkedLossSum(torch.autograd.Function):
                 grad_weight.addmm_(slope.mT, chunk)
             elif grad_weight is not None:
                 grad_weight += slope.mT @ chunk
-        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.save_for_backward(grad_hidden, grad_weight)  # type: ignore[arg-type] - None is allowed
         ctx.dtype = weight.dtype  # type: ignore[attr-defined]
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, factor: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        grad_hidden, grad_weight = ctx.saved_tensors  # type: ignore[attr-defined]
-        if grad_hidden is not None:
-            grad_hidden = grad_hidden * factor.to(grad_hidden.dtype)
-        if grad_weight is not None:
-            grad_weight = (grad_weight * factor).to(ctx.dtype)  # type: ignore[attr-defined]
+        """`factor` is wide, and rounded nowhere: a rounded one would bias every gradient of the model."""
+        grad_hidden, grad_weight = (
+            None if each is None else (each.to(factor.dtype) * factor).to(ctx.dtype)  # type: ignore[attr-defined]
+            for each in ctx.saved_tensors  # type: ignore[attr-defined]
+        )
         return grad_hidden, grad_weight, None, None
 
 

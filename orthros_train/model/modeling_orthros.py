@@ -39,7 +39,7 @@ CPU_CHUNK_TOKENS = 1024  # of a prefill: with the FFN's activations of more toke
 
 @dataclass
 class OrthrosOutput(CausalLMOutputWithPast):
-    """`loss`, `logits` (B, M, vocab) unless only the loss was asked for, and `cache`, which is also readable under its older name."""
+    """`loss`, `logits` (B, M, vocab) unless the loss alone was asked for, and `cache`, also under its older name."""
 
     @property
     def past_key_values(self) -> Cache | None:
@@ -260,9 +260,9 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
         Args:
             input_ids: (B, T) int64 prompts, padded on the right.
             lengths: (B,) int64, tokens of each prompt, at least 1; None: all T.
-            chunk_size: run this many columns at a time, with the same result; peak memory above the weights is the cache
-                and what a chunk needs. None: on a CPU as many as its caches like (`CPU_CHUNK_TOKENS`), which is faster
-                than all at once; on other devices all at once.
+            chunk_size: run this many columns at a time, with the same result: peak memory above the weights is the
+                cache and what a chunk needs. None: on a CPU `CPU_CHUNK_TOKENS` tokens, which is faster than all at
+                once; on other devices all at once.
 
         Returns:
             logits (B, vocab) of each row's last token, which score the first continuation token, and the cache.
@@ -299,9 +299,7 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
         """Append one token a row: `token_ids` (B,) int64 -> logits (B, vocab) of what follows; extends the cache."""
         return self.lm_head(self.model(token_ids[:, None], cache=cache)[:, 0])
 
-    def _loss(
-        self, hidden: Tensor, logits: Tensor | None, shift_labels: Tensor, items: int | Tensor | None
-    ) -> Tensor:
+    def _loss(self, hidden: Tensor, logits: Tensor | None, shift_labels: Tensor, items: int | Tensor | None) -> Tensor:
         if logits is None:
             total = self.lm_head(hidden, shift_labels)  # a call of the module: ZeRO-3 gathers its weight around it
         else:

@@ -16,8 +16,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-# Queries of a block. A block of c under a window w computes (w + c)·c pairs of which w·c are visible, so a narrow window
-# wants few; PyTorch's CPU kernel works on tiles of 32 queries, and of 64 from 192 on, so a wide one wants that many.
+# Queries of a block. A block of c under a window w computes (w + c)·c pairs of which w·c are visible, so a narrow
+# window wants few; PyTorch's CPU kernel has tiles of 32 queries, and of 64 from 192 on, so a wide one wants that many.
 MIN_BLOCK, MAX_BLOCK = 64, 192
 
 
