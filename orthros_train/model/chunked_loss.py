@@ -67,7 +67,7 @@ class _ChunkedLossSum(torch.autograd.Function):
                 grad_weight.addmm_(slope.mT, chunk)
             elif grad_weight is not None:
                 grad_weight += slope.mT @ chunk
-        ctx.save_for_backward(grad_hidden, grad_weight)  # type: ignore[arg-type] - None is allowed
+        ctx.save_for_backward(grad_hidden, grad_weight)  # type: ignore[arg-type]
         ctx.dtype = weight.dtype  # type: ignore[attr-defined]
         return total
 

@@ -1,5 +1,7 @@
 """Prefill and decoding against the full forward (invariants 3 and 12), and what `generate` does to a cache."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -231,3 +233,21 @@ def test_prefill_runs_in_chunks_of_its_own_on_a_cpu(monkeypatch):
         assert_close(model.prefill(ids)[0], model(ids, use_cache=False).logits[:, -1])
         assert columns[:-1] == expected
         columns.clear()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ["orthros", "transformer"])
+def test_several_calls_continue_from_one_prefix(architecture):
+    """The prefix is computed once: by cropping back to it, by a copy, and by a row for each of several continuations."""
+    model, prefix = tiny_model(architecture=architecture), token_ids(1, 13)
+    continuations = [token_ids(1, 4, seed=seed) for seed in (1, 2, 3)]
+    wanted = [model(torch.cat((prefix, each), dim=1), use_cache=False).logits[:, 13:] for each in continuations]
+    _, cache = model.prefill(prefix)
+    stored = cache.keys(0).clone()
+    for continuation, expected in zip(continuations, wanted, strict=True):
+        assert_close(model(continuation, cache=copy.deepcopy(cache)).logits, expected)
+        assert_close(model(continuation, cache=cache).logits, expected)
+        cache.crop(-4)
+        assert torch.equal(cache.keys(0), stored)
+    cache.batch_repeat_interleave(3)
+    assert_close(model(torch.cat(continuations), cache=cache).logits, torch.cat(wanted))

@@ -104,3 +104,25 @@ def test_a_world_that_does_not_factor_is_refused():
             build_mesh(3)
 
     run_distributed(build, 2)
+
+
+@torch.no_grad()
+def prefill_and_decode(model):
+    """Logits of a ragged prefill in chunks and of two steps, (3, B, vocabulary or a rank's part of it)."""
+    ids = batch("pretraining")["input_ids"]
+    logits, cache = model.eval().prefill(ids, torch.tensor([LENGTH, 3, 9]), chunk_size=5)
+    return torch.stack([logits, *(model.decode(ids[:, step], cache) for step in range(2))])
+
+
+def parallel_prefill_and_decode(config, tensor_size):
+    factory = TensorParallelFactory(config, build_mesh(tensor_size))
+    return prefill_and_decode(perturb(OrthrosForCausalLM(config, factory), factory))
+
+
+@pytest.mark.parametrize("options", [{}, {"tie_word_embeddings": True}, {"architecture": "transformer"}], ids=str)
+def test_prefill_and_decoding_equal_one_process(options):
+    """Each rank has its heads' part of the cache and gives its part of the vocabulary."""
+    config = tiny_config(num_key_value_heads=4, initializer_range=0.1, **options)
+    expected = prefill_and_decode(perturb(OrthrosForCausalLM(config)))
+    parts = run_distributed(parallel_prefill_and_decode, 2, config, 2)
+    assert_close(torch.cat(parts, dim=-1)[..., : config.vocab_size], expected, 1e-5)
