@@ -238,7 +238,7 @@ def test_prefill_runs_in_chunks_of_its_own_on_a_cpu(monkeypatch):
 @torch.no_grad()
 @pytest.mark.parametrize("architecture", ["orthros", "transformer"])
 def test_several_calls_continue_from_one_prefix(architecture):
-    """The prefix is computed once: by cropping back to it, by a copy, and by a row for each of several continuations."""
+    """The prefix is computed once; calls crop back to it, copy it, or have a row of it each."""
     model, prefix = tiny_model(architecture=architecture), token_ids(1, 13)
     continuations = [token_ids(1, 4, seed=seed) for seed in (1, 2, 3)]
     wanted = [model(torch.cat((prefix, each), dim=1), use_cache=False).logits[:, 13:] for each in continuations]
