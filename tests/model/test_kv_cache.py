@@ -1,5 +1,7 @@
 """Prefill and decoding against the full forward (invariants 3 and 12), and what `generate` does to a cache."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -218,3 +220,34 @@ def test_writes_outside_a_forward_and_wrong_rows_are_refused():
         model.prefill(token_ids(2, 3), torch.tensor([0, 3]))
     with pytest.raises(ValueError, match="chunk_size=0"):
         model.prefill(token_ids(2, 3), chunk_size=0)
+
+
+@torch.no_grad()
+def test_prefill_runs_in_chunks_of_its_own_on_a_cpu(monkeypatch):
+    """Six tokens at a time, whatever the number of rows; as many as the rows where those are more."""
+    monkeypatch.setattr("orthros_train.model.modeling_orthros.CPU_CHUNK_TOKENS", 6)
+    model, columns = tiny_model(), []
+    model.model.register_forward_pre_hook(lambda module, arguments: columns.append(arguments[0].shape[1]))
+    for rows, expected in ((1, [6, 6, 5]), (2, [3, 3, 3, 3, 3, 2]), (7, [1] * 17)):
+        ids = token_ids(rows, 17)
+        assert_close(model.prefill(ids)[0], model(ids, use_cache=False).logits[:, -1])
+        assert columns[:-1] == expected
+        columns.clear()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ["orthros", "transformer"])
+def test_several_calls_continue_from_one_prefix(architecture):
+    """The prefix is computed once; calls crop back to it, copy it, or have a row of it each."""
+    model, prefix = tiny_model(architecture=architecture), token_ids(1, 13)
+    continuations = [token_ids(1, 4, seed=seed) for seed in (1, 2, 3)]
+    wanted = [model(torch.cat((prefix, each), dim=1), use_cache=False).logits[:, 13:] for each in continuations]
+    _, cache = model.prefill(prefix)
+    stored = cache.keys(0).clone()
+    for continuation, expected in zip(continuations, wanted, strict=True):
+        assert_close(model(continuation, cache=copy.deepcopy(cache)).logits, expected)
+        assert_close(model(continuation, cache=cache).logits, expected)
+        cache.crop(-4)
+        assert torch.equal(cache.keys(0), stored)
+    cache.batch_repeat_interleave(3)
+    assert_close(model(torch.cat(continuations), cache=cache).logits, torch.cat(wanted))

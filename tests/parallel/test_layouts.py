@@ -139,7 +139,8 @@ def one_process(model: str, use: str) -> dict[str, Any]:
     adam = torch.optim.AdamW(groups, betas=(section.beta1, section.beta2), eps=section.eps)
     result: dict[str, Any] = {"losses": [], "norms": []}
     for step in range(STEPS):
-        loss = module(**micro_batch(step, 0, SAMPLES, use), num_items_in_batch=label_count(step, use)).loss
+        options = {"num_items_in_batch": label_count(step, use), "return_logits": False}
+        loss = module(**micro_batch(step, 0, SAMPLES, use), **options).loss
         loss.backward()
         result["losses"].append(loss.item())
         result["norms"].append(clip(module, 1.0))

