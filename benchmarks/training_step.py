@@ -1,8 +1,9 @@
 """What does a training step cost: both arms, transformers' LlamaForCausalLM, pretraining and fine-tuning?
 
 Forward and backward of rows of random tokens (`pt`: logits at every position; `sft`: at the answers alone, which are a
-given share of the tokens, at the end of each conversation), with --optimizer an AdamW step as a run makes it. The cases
-take turns, so that a slow moment of the machine hits all of them; medians count. Beside each time stand the exact FLOPs.
+given share of the tokens, at the end of each conversation), with --optimizer AdamW's update of weights and moments in the
+model's own dtype. The cases take turns, so that a slow moment of the machine hits all of them; medians count. Beside
+each time stand the exact FLOPs.
 
 With --peak-memory each case also runs in a process of its own, which tells how far a step's memory grew beyond the
 weights: activations, gradients, logits and, with --optimizer, AdamW's moments.
@@ -125,7 +126,7 @@ def step_call(model: PreTrainedModel, batch: Batch, options: argparse.Namespace)
 
     model.train()
     if options.recompute:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     optimizer = (
         build_optimizer(model.named_parameters(), OptimizerSection(), model.device) if options.optimizer else None
     )

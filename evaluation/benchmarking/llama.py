@@ -16,8 +16,11 @@ from orthros_train.model import OrthrosConfig
 from orthros_train.model.flops import Flops, forward_flops, prefill_flops
 
 
-class LlamaPeer(LlamaForCausalLM):
-    """LlamaForCausalLM with the two calls that an OrthrosForCausalLM has besides `forward`."""
+class PeerForCausalLM(LlamaForCausalLM):
+    """LlamaForCausalLM with the two calls that an OrthrosForCausalLM has besides `forward`.
+
+    transformers picks the loss by the end of the class's name.
+    """
 
     @torch.no_grad()
     def prefill(self, input_ids: Tensor) -> tuple[Tensor, Cache]:

@@ -155,10 +155,10 @@ def build_arms(
     weights: dict[str, torch.Tensor] | None = None
     for name in names:
         if name == "llama":
-            from evaluation.benchmarking.llama import LlamaPeer, peer_config  # noqa: PLC0415
+            from evaluation.benchmarking.llama import PeerForCausalLM, peer_config  # noqa: PLC0415
 
             with _new_tensors(dtype, device):
-                models[name] = LlamaPeer(peer_config(configs["transformer"])).eval()
+                models[name] = PeerForCausalLM(peer_config(configs["transformer"])).eval()
         else:
             models[name] = build_model(configs[name], dtype, device)
         if weights is None:
