@@ -88,6 +88,9 @@ def calls(engine: TrainingEngine, folder: Path) -> dict[str, Callable[[], None]]
 
     ours, pickled, tensors = folder / "checkpoints", folder / "state.pt", folder / "state.safetensors"
     ours.mkdir()
+    copies = {
+        name: view.detach().cpu().clone() for name, view in state(engine).items()
+    }  # a view drags its storage along
     manifest = Manifest(Progress(step=1, updates=1), Layout(1, engine.zero_stage, 1, 1, "fp32"), {}, {}, {}, now())
 
     def save() -> None:
@@ -99,11 +102,11 @@ def calls(engine: TrainingEngine, folder: Path) -> dict[str, Callable[[], None]]
         load_state(engine, choice.path, choice.manifest)
 
     def torch_save() -> None:
-        torch.save(state_copies(engine), pickled)
+        torch.save(copies, pickled)
         sync(pickled)
 
     def save_safetensors() -> None:
-        save_file(state_copies(engine), tensors)
+        save_file(copies, tensors)
         sync(tensors)
 
     return {
@@ -121,11 +124,6 @@ def state(engine: TrainingEngine) -> dict[str, Tensor]:
     from orthros_train.training.state_pieces import state_pieces  # noqa: PLC0415
 
     return {f"{piece.name}|{kind}": view for piece in state_pieces(engine) for kind, view in piece.states.items()}
-
-
-def state_copies(engine: TrainingEngine) -> dict[str, Tensor]:
-    """The same on the CPU, each tensor alone in its storage: torch.save would write a view's whole storage."""
-    return {name: view.detach().cpu().clone() for name, view in state(engine).items()}
 
 
 def fill(engine: TrainingEngine, tensors: dict[str, Tensor]) -> None:

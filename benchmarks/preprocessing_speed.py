@@ -17,10 +17,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from evaluation.files import prepare_output, write_output
+from evaluation.benchmarking.result import Record, Result
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.errors import InputError
 
@@ -51,6 +51,17 @@ class Timing:
     wall_seconds: float
     cpu_seconds: float
 
+    def record(self) -> Record:
+        """For the result."""
+        return {
+            "case": f"{self.way}, {self.processes} process{'es' * (self.processes > 1)}",
+            "tokens": self.tokens,
+            "seconds": self.wall_seconds,
+            "processor_seconds": self.cpu_seconds,
+            "tokens_per_second": self.tokens / self.wall_seconds,
+            "tokens_per_processor_second": self.tokens / self.cpu_seconds,
+        }
+
 
 def build_parser() -> CommandParser:
     """The command line."""
@@ -67,18 +78,12 @@ def build_parser() -> CommandParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     options = build_parser().parse_args(arguments)
-    prepare_output(options.output)
+    result = Result("preprocessing speed", options)
     with tempfile.TemporaryDirectory() as folder:
         text = write_text(Path(folder) / "text.jsonl", options.megabytes)
         tokenizer = options.tokenizer or train_tokenizer(Path(folder), text)
         timings = measure(text, tokenizer, Path(folder), options.ranks)
-    write_output(options.output, json.dumps([asdict(timing) for timing in timings], indent=1) + "\n")
-    for timing in timings:
-        print(
-            f"{timing.way}, {timing.processes} process{'es' * (timing.processes > 1)}: "
-            f"{timing.tokens / timing.cpu_seconds:,.0f} tokens a CPU second, "
-            f"{timing.tokens / timing.wall_seconds:,.0f} a second"
-        )
+    result.write([timing.record() for timing in timings])
     return 0
 
 

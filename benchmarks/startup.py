@@ -78,9 +78,7 @@ def measure(options: argparse.Namespace) -> list[Record]:
     records = {}
     for name, seconds in found.items():
         own = processor[name][1:]  # less the warm-up
-        records[name] = timed(
-            name, seconds, processor_seconds=statistics.median(own), all_processor_seconds=own
-        )
+        records[name] = timed(name, seconds, processor_seconds=statistics.median(own), all_processor_seconds=own)
         if name in IMPORTS and PEER in records:
             records[name]["over_peer"] = records[name]["seconds"] / records[PEER]["seconds"]
     return list(records.values())

@@ -17,6 +17,7 @@ from typing import Any
 
 from evaluation.arm_times import times
 from evaluation.files import prepare_output, write_output
+from evaluation.machine import describe_machine, load_average
 from orthros_train.errors import InputError
 
 Record = dict[str, Any]
@@ -62,13 +63,9 @@ class Result:
         InputError: the output cannot become a file.
     """
 
-    def __init__(
-        self, benchmark: str, options: argparse.Namespace, apart: Iterable[str] = (), **settings: Any
-    ) -> None:
-        from evaluation.machine import describe_machine, load_average  # noqa: PLC0415  slow imports
-
+    def __init__(self, benchmark: str, options: argparse.Namespace, apart: Iterable[str] = (), **settings: Any) -> None:
         prepare_output(options.output)
-        self._benchmark, self._output, self._load = benchmark, Path(options.output), load_average
+        self._benchmark, self._output = benchmark, Path(options.output)
         left_out = {"output", *apart}
         self._settings = {name: _plain(value) for name, value in vars(options).items() if name not in left_out}
         self._settings |= settings
@@ -81,7 +78,7 @@ class Result:
             "benchmark": self._benchmark,
             "settings": self._settings,
             "machine": self._machine,
-            "load_average": {"before": self._before, "after": self._load()},
+            "load_average": {"before": self._before, "after": load_average()},
             "records": records,
             **more,
         }
