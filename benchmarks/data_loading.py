@@ -141,8 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result.write(
         records,
         [
-            f"{rows} rows of {config.train.sequence_length:,} tokens; the step's seconds are FLOPs at {options.mfu:.0%} "
-            f"of the bf16 peak of one {options.gpu} a replica, not measured"
+            f"{rows} rows of {config.train.sequence_length:,} tokens; the step's seconds are FLOPs at "
+            f"{options.mfu:.0%} of the bf16 peak of one {options.gpu} a replica, not measured"
         ],
     )
     return 0

@@ -101,11 +101,10 @@ def measure(options: argparse.Namespace, configs: Mapping[str, OrthrosConfig]) -
         for context, rows in cases:
             calls = {}  # the caches before these go first
             calls = step_calls(models, context, rows, options)
-            found = interleaved(calls, options.steps, lambda arm, n=context: on_call(f"{arm}, {n:,} tokens"))
+            named = {f"{arm} {context} x {rows}": call for arm, call in calls.items()}
             here = {}
-            for arm, seconds in found.items():
+            for arm, (case, seconds) in zip(calls, interleaved(named, options.steps, on_call).items(), strict=True):
                 flops = rows * decode_flops(configs[arm.replace("llama", "transformer")], context).total
-                case = f"{arm} {context} x {rows}"
                 here[arm] = timed(case, seconds, flops, arm=arm, context=context, batch=rows)
                 here[arm]["tokens_per_second"] = rows / here[arm]["seconds"]
             if "transformer" in here:

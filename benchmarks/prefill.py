@@ -102,10 +102,12 @@ def measure(options: argparse.Namespace, configs: Mapping[str, OrthrosConfig]) -
     lengths = sorted(set(options.lengths))
     with counted_calls("prefill", len(lengths) * len(options.arms) * (options.repeats + 1)) as on_call:
         for length in lengths:
-            seconds = interleaved(calls(length), options.repeats, lambda arm, n=length: on_call(f"{arm}, {n:,} tokens"))
+            named = {f"{arm} {length}": call for arm, call in calls(length).items()}
             here = {
-                arm: timed(f"{arm} {length}", seconds[arm], flops_of(arm, configs, length), arm=arm, length=length)
-                for arm in options.arms
+                arm: timed(case, seconds, flops_of(arm, configs, length), arm=arm, length=length)
+                for arm, (case, seconds) in zip(
+                    options.arms, interleaved(named, options.repeats, on_call).items(), strict=True
+                )
             }
             for arm, record in here.items():
                 record["growth"] = record["seconds"] / before[arm] if arm in before else None

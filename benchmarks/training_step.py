@@ -1,9 +1,9 @@
 """What does a training step cost: both arms, transformers' LlamaForCausalLM, pretraining and fine-tuning?
 
-Forward and backward of rows of random tokens (`pt`: logits at every position; `sft`: at the answers alone, which are a
-given share of the tokens, at the end of each conversation), with --optimizer AdamW's update of weights and moments in the
-model's own dtype. The cases take turns, so that a slow moment of the machine hits all of them; medians count. Beside
-each time stand the exact FLOPs.
+Forward and backward of rows of random tokens (`pt`: logits at every position; `sft`: at the answers alone, a given
+share of the tokens, at the end of each conversation); with --optimizer AdamW's update, too, in the model's own dtype.
+The cases take turns, so that a slow moment of the machine hits all of them; medians count. Beside each time stand the
+exact FLOPs.
 
 With --peak-memory each case also runs in a process of its own, which tells how far a step's memory grew beyond the
 weights: activations, gradients, logits and, with --optimizer, AdamW's moments.
@@ -80,6 +80,11 @@ def case_names(options: argparse.Namespace) -> list[str]:
     ]
 
 
+def arm_of(case: str) -> str:
+    """`orthros` of `orthros sft`."""
+    return case.partition(" ")[0]
+
+
 def batch_for(case: str, options: argparse.Namespace, vocabulary: int) -> Batch:
     """The rows of a case: conversations of equal length, the answer at each one's end."""
     import torch  # noqa: PLC0415
@@ -112,7 +117,7 @@ def flops_of(case: str, configs: Mapping[str, OrthrosConfig], batch: Batch) -> i
     from orthros_train.model.flops import training_flops  # noqa: PLC0415
     from orthros_train.training.batches import output_columns, segment_lengths  # noqa: PLC0415
 
-    config = configs[case.split()[0].replace("llama", "transformer")]
+    config = configs[arm_of(case).replace("llama", "transformer")]
     return training_flops(config, segment_lengths(batch), output_columns([batch])).total
 
 
@@ -148,10 +153,10 @@ def step_calls(
     cases: Sequence[str], configs: Mapping[str, OrthrosConfig], options: argparse.Namespace
 ) -> tuple[dict[str, Callable[[], None]], dict[str, int]]:
     """A call and the FLOPs of each case; the cases of one arm share its model."""
-    arms = [arm for arm in options.arms if any(case.split()[0] == arm for case in cases)]
+    arms = [arm for arm in options.arms if any(arm_of(case) == arm for case in cases)]
     models = build_arms(configs, arms, options.dtype, options.device)
     batches = {case: batch_for(case, options, configs["orthros"].vocab_size) for case in cases}
-    calls = {case: step_call(models[case.split()[0]], batch, options) for case, batch in batches.items()}
+    calls = {case: step_call(models[arm_of(case)], batch, options) for case, batch in batches.items()}
     return calls, {case: flops_of(case, configs, batch) for case, batch in batches.items()}
 
 

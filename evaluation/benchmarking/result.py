@@ -1,7 +1,7 @@
 """What a benchmark hands out: a JSON file that `benchmarks/compare.py` reads, and the same figures as a table.
 
 The file holds `benchmark`, `settings`, `machine`, `load_average` (before and after) and `records`, one a case. What a
-record may measure is listed in COLUMNS; `all_NAME` beside a figure are the single measurements that it is the median of.
+record may measure is listed in COLUMNS; `all_NAME` beside a figure are the single measurements that it sums up.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Result:
     Args:
         benchmark: its name.
         options: the parsed command line, `output` among it.
-        apart: names of options that do not decide what is measured, besides `output`.
+        apart: names of options that do not decide what is measured, besides `output` and `repeats`.
         settings: what decides it besides the other options.
 
     Raises:
@@ -66,7 +66,7 @@ class Result:
     def __init__(self, benchmark: str, options: argparse.Namespace, apart: Iterable[str] = (), **settings: Any) -> None:
         prepare_output(options.output)
         self._benchmark, self._output = benchmark, Path(options.output)
-        left_out = {"output", *apart}
+        left_out = {"output", "repeats", *apart}
         self._settings = {name: _plain(value) for name, value in vars(options).items() if name not in left_out}
         self._settings |= settings
         self._machine = {**describe_machine(), "device": _device_name(getattr(options, "device", "cpu"))}
