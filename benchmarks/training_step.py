@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise InputError("--conversations must be at most --length")
     if not case_names(options):
         raise InputError("LlamaForCausalLM alone is measured in pretraining of rows of one conversation; add an arm")
-    configs = arm_configs(options, options.length)
+    configs = arm_configs(options, options.length, gradients=True)
     if options.peak_of is not None:
         if options.peak_of not in case_names(options):
             raise InputError(f"--peak-of {options.peak_of!r} is none of {', '.join(case_names(options))}")

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.benchmarking.models import build_model, recipe_config
+from evaluation.benchmarking.models import build_model, check_kernel, recipe_config
 from evaluation.benchmarking.peak_memory import MIB, in_own_process, memory_growth_mib
 from evaluation.command_line import whole_numbers
 from evaluation.files import prepare_output, write_output
@@ -59,7 +59,10 @@ def arm_configs(options: argparse.Namespace) -> dict[str, OrthrosConfig]:
     values = config.to_dict()
     if options.base_window is not None:
         values |= {"architecture": "orthros", "query_affine": None, "base_window": options.base_window}
-    values["attention_kernel"] = options.attention_kernel or config.attention_kernel
+    if options.attention_kernel is not None:
+        dtype = "fp32" if options.dtype == "auto" else options.dtype
+        check_kernel(options.attention_kernel, options.device, dtype, False, config.base_sinks)
+        values["attention_kernel"] = options.attention_kernel
     needed = max(options.prompt_lengths) + options.decode_steps + 1
     values["max_position_embeddings"] = max(config.max_position_embeddings, needed)
     chosen = OrthrosConfig(**values)

@@ -70,11 +70,12 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def arm_configs(options: argparse.Namespace, positions: int) -> dict[str, OrthrosConfig]:
+def arm_configs(options: argparse.Namespace, positions: int, gradients: bool = False) -> dict[str, OrthrosConfig]:
     """The configurations of both arms, with RoPE positions for at least `positions` tokens; sets the threads, too.
 
     Raises:
-        InputError: the device is not there, or the sizes make no model.
+        InputError: the device is not there, the sizes make no model, or the attention kernel cannot run (with
+            `gradients`).
     """
     import torch  # noqa: PLC0415
 
@@ -85,6 +86,7 @@ def arm_configs(options: argparse.Namespace, positions: int) -> dict[str, Orthro
     torch.set_num_threads(options.threads)
     values = _shape(options)
     values["max_position_embeddings"] = max(values["max_position_embeddings"], positions)
+    check_kernel(options.attention_kernel, options.device, options.dtype, gradients, values.get("base_sinks", 0))
     values["attention_kernel"] = options.attention_kernel
     chosen = build_config(values, "the command line" if options.config is None else str(options.config))
     arms = {each.architecture: each for each in (chosen, other_arm(chosen))}
@@ -93,10 +95,24 @@ def arm_configs(options: argparse.Namespace, positions: int) -> dict[str, Orthro
     return {name: arms[name] for name in ("transformer", "orthros")}
 
 
+def check_kernel(name: str, device: str, dtype: str, gradients: bool, sinks: int) -> None:
+    """Raise InputError unless the attention kernel can run there."""
+    from orthros_train.model.attention_kernels import choose_kernel  # noqa: PLC0415
+
+    try:
+        choose_kernel(name, torch_device(device), torch_dtype(dtype), gradients, sinks)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
 def _shape(options: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(options, name.replace("-", "_")) for name in SHAPE}
     if options.config is None:
         values: dict[str, Any] = {SHAPE[name][0]: value or SHAPE[name][1] for name, value in given.items()}
+        if values["hidden_size"] % values["num_attention_heads"]:
+            raise InputError(
+                f"--width {values['hidden_size']} is not a multiple of --heads {values['num_attention_heads']}"
+            )
         return {**values, "architecture": "orthros", "max_position_embeddings": 1}
     clashing = [name for name, value in given.items() if value is not None]
     if clashing:
