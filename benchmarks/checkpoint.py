@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from evaluation.benchmarking.result import Record, Result, counted_calls, timed
 from orthros_train.command_line import CommandParser, positive_int, run_command
+from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -157,6 +158,8 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Record]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     options = build_parser().parse_args(sys.argv[1:] if arguments is None else list(arguments))
+    if options.folder is not None and not options.folder.is_dir():
+        raise InputError(f"--folder {options.folder} is not a folder")
     result = Result("checkpoint", options, apart=["folder"])
     with tempfile.TemporaryDirectory(dir=options.folder or options.output.parent, prefix=".checkpoint_") as folder:
         records = measure(options, Path(folder))

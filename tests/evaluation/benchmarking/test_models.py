@@ -110,7 +110,7 @@ def test_bad_input(arguments: tuple[str, ...], message: str) -> None:
 
 
 def test_a_transformer_recipe_lacks_the_window() -> None:
-    with pytest.raises(InputError, match="no model.base_window, which the Orthros arm needs"):
+    with pytest.raises(InputError, match=r"no model\.base_window, which the Orthros arm needs"):
         arm_configs(options("--config", str(ROOT / "configs" / "transformer_130m.yaml")), positions=1)
 
 
