@@ -49,7 +49,7 @@ bench: $(RUNTIME)
 	$(RUN) benchmarks/decode.py --output $(BENCH)/decode.json --contexts 2048,32768 --batches 1,2 --steps 16
 	$(RUN) benchmarks/data_loading.py --output $(BENCH)/data_loading.json
 	$(RUN) benchmarks/checkpoint.py --output $(BENCH)/checkpoint.json
-	$(RUN) benchmarks/preprocessing_speed.py --output $(BENCH)/preprocessing_speed.json --megabytes 8
+	$(RUN) benchmarks/preprocessing_speed.py --output $(BENCH)/preprocessing_speed.json --repeats 1
 	$(RUN) benchmarks/base_stream_memory.py --output $(BENCH)/base_stream_memory.json
 	$(RUN) benchmarks/scoring_speed.py --output $(BENCH)/scoring_speed.json --documents 8
 
@@ -63,7 +63,7 @@ bench-gpu: $(RUNTIME)
 	  --config configs/orthros_1.3b.yaml --contexts 4096,32768 --profile
 	$(RUN) benchmarks/prefill.py --output $(BENCH)/gpu_prefill.json $(ON_GPU) \
 	  --config configs/orthros_1.3b.yaml --lengths 4096,32768 --profile
-	$(RUN) -m evaluation.ttft --output $(BENCH)/gpu_ttft.json $(ON_GPU) \
+	$(RUN) -m evaluation.ttft --output outputs/gpu_ttft.json $(ON_GPU) \
 	  --config configs/llama3.1_8b_conversion.yaml --prompt-lengths 8192,32768,131072
 
 # One file of evidence a part of the tests, so that a part can be run again by itself: make evidence-training
