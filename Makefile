@@ -60,7 +60,7 @@ bench-gpu: $(RUNTIME)
 	$(RUN) benchmarks/training_step.py --output $(BENCH)/gpu_training_step.json $(ON_GPU) \
 	  --config configs/orthros_1.3b.yaml --uses pt --length 4096 --rows 2 --optimizer --profile
 	$(RUN) benchmarks/decode.py --output $(BENCH)/gpu_decode.json $(ON_GPU) \
-	  --config configs/orthros_1.3b.yaml --contexts 4096,32768 --profile
+	  --config configs/orthros_1.3b.yaml --contexts 4096,32768 --batches 1 --profile
 	$(RUN) benchmarks/prefill.py --output $(BENCH)/gpu_prefill.json $(ON_GPU) \
 	  --config configs/orthros_1.3b.yaml --lengths 4096,32768 --profile
 	$(RUN) -m evaluation.ttft --output outputs/gpu_ttft.json $(ON_GPU) \

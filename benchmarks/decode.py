@@ -13,7 +13,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evaluation.benchmarking.models import APART, add_model_options, arm_configs, build_arms, shape_settings
+from evaluation.benchmarking.models import (
+    APART,
+    add_model_options,
+    arm_configs,
+    build_arms,
+    enough_memory,
+    shape_settings,
+)
 from evaluation.benchmarking.result import Record, Result, counted_calls, set_against, timed
 from evaluation.command_line import whole_numbers
 from orthros_train.command_line import CommandParser, positive_int, run_command
@@ -124,7 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise InputError(f"--{name} must be at least 1, got {min(getattr(options, name))}")
     configs = arm_configs(options, max(options.contexts) + options.steps + 3)
     result = Result("decode", options, APART, shape=shape_settings(configs["orthros"]))
-    records, kernels = measure(options, configs)
+    with enough_memory(options.device):
+        records, kernels = measure(options, configs)
     result.write(records, NOTES, kernels=kernels)
     for arm, found in kernels.items():
         print_kernels(arm, found)

@@ -22,6 +22,7 @@ from evaluation.benchmarking.models import (
     arm_and_length,
     arm_configs,
     build_arms,
+    enough_memory,
     shape_settings,
 )
 from evaluation.benchmarking.result import Record, Result, counted_calls, set_against, timed
@@ -145,7 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(memory_growth_mib(call, options.device)))
         return 0
     result = Result("prefill", options, APART, shape=shape_settings(configs["orthros"]))
-    records, kernels = measure(options, configs)
+    with enough_memory(options.device):
+        records, kernels = measure(options, configs)
     if options.peak_memory:
         for record in records:
             case = f"{record['arm']}:{record['length']}"

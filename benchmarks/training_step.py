@@ -17,7 +17,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from evaluation.benchmarking.models import APART, add_model_options, arm_configs, build_arms, shape_settings
+from evaluation.benchmarking.models import (
+    APART,
+    add_model_options,
+    arm_configs,
+    build_arms,
+    enough_memory,
+    shape_settings,
+)
 from evaluation.benchmarking.result import Record, Result, counted_calls, set_against, timed
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.errors import InputError
@@ -214,7 +221,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(memory_growth_mib(call, options.device)))
         return 0
     result = Result("training step", options, APART, shape=shape_settings(configs["orthros"]))
-    records, kernels = measure(options, configs)
+    with enough_memory(options.device):
+        records, kernels = measure(options, configs)
     if options.peak_memory:
         for record in records:
             command = [__file__, *given, "--peak-of", record["case"]]

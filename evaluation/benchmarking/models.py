@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.model_folder import torch_device, torch_dtype
+from evaluation.model_folder import is_out_of_memory, torch_device, torch_dtype
 from orthros_train.command_line import CommandParser, positive_int
 from orthros_train.errors import InputError
 
@@ -138,6 +138,17 @@ def shape_settings(config: OrthrosConfig) -> dict[str, Any]:
     """What a result records of the shape."""
     names = (*(name for name, *_ in SHAPE.values()), "head_dim", "base_sinks", "tie_word_embeddings")
     return {name: getattr(config, name) for name in names}
+
+
+@contextmanager
+def enough_memory(device: str) -> Iterator[None]:
+    """Turn torch's error about memory that does not suffice into one line, an InputError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(f"{device} has too little memory for this; ask for less of it, or for fewer --arms") from error
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from evaluation.benchmarking.models import (
     arm_configs,
     arm_names,
     build_arms,
+    enough_memory,
     shape_settings,
 )
 from orthros_train.command_line import CommandParser
@@ -120,3 +121,10 @@ def test_argument_types() -> None:
     for text in ("orthros", "orthros:0", "mamba:4", "orthros:x"):
         with pytest.raises(argparse.ArgumentTypeError, match="not an arm and a length"):
             arm_and_length(text)
+
+
+def test_too_little_memory_is_one_line() -> None:
+    with pytest.raises(InputError, match="cpu has too little memory for this"), enough_memory("cpu"):
+        torch.empty(2**60)
+    with pytest.raises(RuntimeError, match="other"), enough_memory("cpu"):
+        raise RuntimeError("another thing, or other")
