@@ -12,16 +12,17 @@ TYPED := orthros_train evaluation launchers tools benchmarks
 
 # Ranks, test workers and data workers share the cores: one thread each unless the caller says otherwise.
 export OMP_NUM_THREADS ?= 1
-# Passed on to the command: make demo DEMO="--seeds 42,43,44", make test PYTEST="tests/model -x"
+# Passed on to the command: make demo DEMO="--seeds 42,43,44", make test PYTEST="tests/model -x"; DEMO also to demo-convert
 DEMO ?=
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint evidence bench bench-gpu cluster-packages clean
+.PHONY: help demo demo-convert test lint evidence bench bench-gpu cluster-packages clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo      real text, both arms trained small, evaluated, reported (outputs/demo/report.html)'
+	@echo 'make demo-convert  a pretrained Llama becomes an Orthros and is adapted (outputs/demo-convert/report.html)'
 	@echo 'make test      ruff, mypy and the test suite'
 	@echo 'make lint      ruff and mypy alone'
 	@echo 'make bench     the benchmarks, a quarter of an hour; results under outputs/benchmarks'
@@ -32,6 +33,9 @@ help:
 
 demo: $(RUNTIME)
 	$(RUN) tools/demo.py $(DEMO)
+
+demo-convert: $(RUNTIME)
+	$(RUN) tools/demo_convert.py $(DEMO)
 
 test: lint
 	$(RUN) -m pytest -m 'not evidence' $(PYTEST)

@@ -102,19 +102,19 @@ def _training_call(model: OrthrosForCausalLM, ids: torch.Tensor) -> Callable[[],
 
     def call() -> None:
         with torch.enable_grad():
-            output = model(ids, labels=ids, use_cache=False)
-            output.loss.backward()
-        finish(output.logits)
+            loss = model(ids, labels=ids, use_cache=False).loss
+            loss.backward()
+        finish(loss)
 
     return call
 
 
-def finish(logits: torch.Tensor) -> None:
+def finish(result: torch.Tensor) -> None:
     """Wait for the device: CUDA calls return before the work is done."""
     import torch  # noqa: PLC0415
 
-    if logits.is_cuda:
-        torch.cuda.synchronize(logits.device)
+    if result.is_cuda:
+        torch.cuda.synchronize(result.device)
 
 
 def interleaved(

@@ -1,10 +1,12 @@
-"""Negative log-likelihood of the validation set under a model, as training defines it: sum over labels / labels."""
+"""Negative log-likelihood under a model: of the validation set as training defines it, and position by position."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
     from orthros_train.data import PretrainingData
     from orthros_train.model import OrthrosForCausalLM
 
@@ -29,3 +31,23 @@ def mean_nll(model: OrthrosForCausalLM, data: PretrainingData, samples: int, bat
                 total += float(output.loss)
                 labels += count
     return total / labels, labels
+
+
+def nll_by_position(model: OrthrosForCausalLM, rows: torch.Tensor) -> torch.Tensor:
+    """NLL in nats of each token given those before it in its row.
+
+    Args:
+        model: on any device.
+        rows: (n, T + 1) int64 token ids, each row the beginning of a text.
+
+    Returns:
+        (n, T) float32 on the CPU; column p is of the token after p + 1 tokens.
+    """
+    import torch  # noqa: PLC0415
+
+    found = []
+    with torch.inference_mode():
+        for row in rows.to(model.device):  # one at a time: the logits of a long row are large already
+            logits = model(row[None, :-1], use_cache=False).logits  # (1, T, vocab)
+            found.append(torch.nn.functional.cross_entropy(logits[0].float(), row[1:], reduction="none").cpu())
+    return torch.stack(found)

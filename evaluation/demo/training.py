@@ -34,11 +34,9 @@ def train(config: Path, run: Path, overrides: Sequence[str], ranks: int) -> str:
 
 
 def read_run(run: Path) -> dict[str, Any]:
-    """The figures of a finished run: curves, totals, the last validation loss, and the commit of every attempt."""
+    """The figures of a finished run: curves, totals, validation losses, and the commit of every attempt."""
     lines = read_metrics(run / "metrics.jsonl")
     validated = [line for line in lines if line.get("validation_loss") is not None]
-    if not validated:
-        raise StepError(f"{run}/metrics.jsonl holds no validation_loss")
     return {
         "steps": lines[-1]["step"],
         "tokens": lines[-1]["tokens_seen"],
@@ -47,7 +45,6 @@ def read_run(run: Path) -> dict[str, Any]:
         "tokens_seen": [line["tokens_seen"] for line in lines],
         "loss_tokens": [line["loss_tokens"] for line in lines],
         "validation": [[line["step"], line["validation_loss"]] for line in validated],
-        "validation_nll": validated[-1]["validation_loss"],
         "training_seconds": sum(line["step_seconds"] for line in lines),
         "tokens_per_second": statistics.median(line["tokens_per_second"] for line in lines),
         "commits": _commits(run),

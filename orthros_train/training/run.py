@@ -158,7 +158,7 @@ def prepare_run(
     watchdog.beat("building the model")
     values = ranks.together(lambda: InitialValues(config, model_config, factory_for(model_config, mesh)))
     module = ranks.together(lambda: build_module(config, mesh, values))
-    freeze(module, config.adaptation)
+    ranks.together(lambda: freeze(module, config.adaptation))
     teacher = ranks.together(lambda: load_teacher(config, model_config, ranks.device))
 
     report = ProgressReport(config.train.steps, progress.step, config.logging.interval_steps, shown=ranks.is_main)

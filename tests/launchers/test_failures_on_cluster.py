@@ -15,8 +15,6 @@ from tests.launchers.local_cluster import LocalCluster, why_not
 from tests.launchers.test_on_cluster import ENDED, SIZE
 from tests.training.small_runs import losses
 
-pytestmark = pytest.mark.evidence
-
 
 def test_a_node_that_loses_power_is_replaced_by_a_spare_one(tmp_path: Path) -> None:
     if (reason := why_not()) is not None:
@@ -34,12 +32,13 @@ def test_a_node_that_loses_power_is_replaced_by_a_spare_one(tmp_path: Path) -> N
         assert {record["attempt"] for record in read_metrics(run.folder / "metrics.jsonl")} == {1, 2}
 
 
+@pytest.mark.evidence
 def test_the_time_limit_is_survived(tmp_path: Path) -> None:
     """SLURM itself sends USR1, a minute before a limit of four."""
     if (reason := why_not()) is not None:
         pytest.skip(reason)
     with LocalCluster(2) as cluster:
-        run = new_run(cluster, tmp_path, train__steps=3000, checkpoint__interval_steps=None)
+        run = new_run(cluster, tmp_path, train__steps=100_000, checkpoint__interval_steps=None)
         size = ("--nodes", "2", "--ranks-per-node", "1", "--time", "4", "--stop-seconds", "60")
         (train,), _ = run.submit(*size, "--no-preflight")
         cluster.wait_until(lambda: run.status()["last_outcome"] is not None, 300, "the first start has ended")

@@ -114,7 +114,6 @@ def test_mpirun_and_one_task_a_rank_train_the_same(cluster: LocalCluster, tmp_pa
     assert launched(run, tmp_path / "mpirun", "launchers/mpirun.sh", "--oversubscribe", "-n", "2", "--") == expected
 
 
-@pytest.mark.evidence
 def test_srun_preprocesses_on_two_nodes(cluster: LocalCluster, tmp_path: Path) -> None:
     if cluster.run("srun", "--nodes=1", "--mpi=pmix", "true").returncode:
         pytest.skip("this SLURM has no PMIx: Debian's libpmix-dev brings the library that its plugin loads")

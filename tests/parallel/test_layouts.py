@@ -75,6 +75,7 @@ REPRESENTATIVES = [
     ("TP2·SP·DP2·ZeRO-3", "plain", "answers"),
     ("TP4", "259 ids", "pretraining"),
     ("PP4", "transformer", "pretraining"),
+    ("PP4", "32003 ids", "answers"),  # stages of the embedding alone and of the head alone: without affines
 ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,9 @@ import pytest
 
 from evaluation.demo import training
 from evaluation.demo.steps import StepError
-from orthros_train.config import load_config
 from orthros_train.errors import InputError
-from orthros_train.training.loop import train
-from tests.distributed import run_distributed
-from tests.tools.command import ROOT, run
+from tests.tools.command import run
+from tests.tools.demo_process import demo_in_this_process
 
 TINY = [
     "model.hidden_size=32",
@@ -43,26 +40,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def demo(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The module tools/demo.py whose trainings and tools run in or as forks of this process: imports are paid once."""
-    module = runpy.run_path(str(ROOT / "tools" / "demo.py"))
-
-    def train_here(config: Path, run: Path, overrides: list[str], ranks: int) -> str:
-        codes = run_distributed(train, ranks, load_config(config, overrides), ["test"], process_group=False)
-        assert codes == [0] * ranks
-        return f"trained {run.name}"
-
-    def tool_here(self: Any, script: str, *arguments: str, show: bool = True) -> str:
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", [script, *arguments])
-            with pytest.raises(SystemExit) as end:
-                runpy.run_path(str(ROOT / script), run_name="__main__")
-        assert end.value.code == 0
-        return "" if show else "MACBETH.\nmade-up text\n"
-
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(training, "train", train_here)
-    monkeypatch.setattr(module["Demo"], "_tool", tool_here)
-    return module
+    """The module tools/demo.py; text sampled from its tiny models is made up."""
+    return demo_in_this_process("demo", monkeypatch, "MACBETH.\nmade-up text\n")
 
 
 def test_from_text_to_report(

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from orthros_train.config import orthros_config
+from orthros_train.config.adaptation import AdaptationSection
 from orthros_train.conversion.from_checkpoint import export_hf
+from orthros_train.errors import InputError
 from orthros_train.model import OrthrosForCausalLM
+from orthros_train.training.freezing import freeze
 from orthros_train.training.initial_model import InitialValues, build_model
 from orthros_train.training.optimizer import AFFINES
 from tests.training.small_runs import MODEL, losses, run, small_config, untimed
@@ -70,3 +73,8 @@ def test_resumes_in_another_layout(tmp_path: Path, corpus: Path) -> None:
 def test_a_model_without_affines_has_nothing_to_train(tmp_path: Path, corpus: Path, model: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="all_but_affines leaves nothing to train"):
         small_config(tmp_path, corpus, model=model, **FROZEN)
+
+
+def test_a_pipeline_stage_without_affines_has_nothing_to_train() -> None:
+    with pytest.raises(InputError, match=r"nothing to train in a pipeline stage .*: lower parallel\.pipeline"):
+        freeze(torch.nn.Embedding(5, 4), AdaptationSection(freeze="all_but_affines"))

@@ -1,0 +1,1 @@
+"""What `make demo-convert` measures and reports; it shares its steps and its training with `evaluation.demo`."""
