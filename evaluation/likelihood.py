@@ -27,7 +27,7 @@ def mean_nll(model: OrthrosForCausalLM, data: PretrainingData, samples: int, bat
             batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
             count = int((batch["shift_labels"] != -100).sum())
             if count:
-                output = model(**batch, num_items_in_batch=1, use_cache=False)
+                output = model(**batch, num_items_in_batch=1, use_cache=False, return_logits=False)
                 total += float(output.loss)
                 labels += count
     return total / labels, labels

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .chunked_loss import chunked_loss_sum
 from .configuration_orthros import OrthrosConfig
 from .stream_layout import StreamLayout
 
@@ -35,6 +36,35 @@ class RMSNorm(nn.Module):
         return weight * F.rms_norm(wide, (x.shape[-1],), eps=self.eps).to(x.dtype)
 
 
+class Linear(nn.Linear):
+    """x Wᵀ + b, reading W once where a processor's library would read it once for each of a few rows.
+
+    A decoding step of one sequence is two rows, x and y. MKL takes a pass over W for each of 2 or 3 rows of x Wᵀ, and
+    one for the same product as W xᵀ: 1.5 to 4 times faster (docs/LOG.md). bfloat16 has its own library, without that.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x` (..., in) -> (..., out)."""
+        rows = x.shape[:-1].numel()
+        if rows not in (2, 3) or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+            return super().forward(x)
+        product = (self.weight @ x.reshape(rows, -1).contiguous().mT).mT.contiguous()  # (rows, out)
+        product = product if self.bias is None else product + self.bias
+        return product.view(*x.shape[:-1], -1)
+
+
+class Head(Linear):
+    """The head: logits, or the summed loss of all tokens without ever holding their logits."""
+
+    def __init__(self, width: int, vocab_size: int, factory: "LayerFactory") -> None:
+        super().__init__(width, vocab_size, bias=False)
+        self.factory = factory
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        """`x` (B, M, D) -> logits (B, M, V); with labels (B, M) their summed loss, a scalar."""
+        return super().forward(x) if labels is None else self.factory.loss_sum(x, self.weight, labels)
+
+
 class LayerFactory:
     """Plain PyTorch layers of one model configuration."""
 
@@ -44,23 +74,19 @@ class LayerFactory:
 
     def column(self, in_features: int, out_features: int, bias: bool = False) -> nn.Module:
         """A linear whose outputs tensor parallelism would split: (…, in) -> (…, out)."""
-        return nn.Linear(in_features, out_features, bias=bias)
+        return Linear(in_features, out_features, bias=bias)
 
     def row(self, in_features: int, out_features: int, bias: bool = False) -> nn.Module:
         """A linear whose inputs tensor parallelism would split: (…, in) -> (…, out)."""
-        return nn.Linear(in_features, out_features, bias=bias)
+        return Linear(in_features, out_features, bias=bias)
 
     def embedding(self, vocab_size: int, width: int) -> nn.Module:
         """Token ids (B, T) -> vectors (B, T, width)."""
         return nn.Embedding(vocab_size, width)
 
     def head(self, width: int, vocab_size: int) -> nn.Module:
-        """Vectors (…, width) -> logits (…, vocab_size)."""
-        return nn.Linear(width, vocab_size, bias=False)
-
-    def tied_logits(self, x: Tensor, embedding: Tensor) -> Tensor:
-        """Vectors (…, width) -> logits (…, vocab_size) by the embedding's weight, for a pipeline stage without head."""
-        return F.linear(x, embedding)
+        """Vectors (B, M, width) -> logits (B, M, vocab_size); called with labels (B, M), too, `loss_sum`."""
+        return Head(width, vocab_size, self)
 
     def norm(self, width: int, on: str) -> nn.Module:
         """RMSNorm over `width` channels of "tokens" (D) or of "heads" (d)."""
@@ -108,6 +134,13 @@ class LayerFactory:
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
         whole = torch.randn(self.full_shape(parameter), generator=generator)
         parameter.copy_(self.shard(parameter, whole * self.config.initializer_range))
+
+    def loss_sum(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        """The summed loss of a head of this weight (V, D) on `hidden` (B, M, D), in chunks; a scalar.
+
+        A pipeline's last stage calls this with the embedding's weight where that serves as head.
+        """
+        return chunked_loss_sum(hidden, weight, labels, self.cross_entropy)
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Loss of each token, in at least float32: logits (B, M, vocab), labels (B, M) -> (B, M); 0 where ignored."""

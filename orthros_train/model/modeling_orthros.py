@@ -34,10 +34,12 @@ from .row_alignment import RowAlignment, check_output_positions, shift_labels_fo
 from .stream_layout import OutputColumns, take_tokens
 from .stream_plan import plan_streams
 
+CPU_CHUNK_TOKENS = 1024  # of a prefill: with the FFN's activations of more tokens, weights and they leave the caches
+
 
 @dataclass
 class OrthrosOutput(CausalLMOutputWithPast):
-    """`loss`, `logits` (B, M, vocab) and `cache`, which is also readable under its older name."""
+    """`loss`, `logits` (B, M, vocab) unless only the loss was asked for, and `cache`, which is also readable under its older name."""
 
     @property
     def past_key_values(self) -> Cache | None:
@@ -183,6 +185,7 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
         shift_labels: Tensor | None = None,
         num_items_in_batch: int | Tensor | None = None,
         past_key_values: KVCache | None = None,
+        return_logits: bool = True,
     ) -> OrthrosOutput | tuple[Any, ...]:
         """Logits at the output positions, and their loss where labels are given.
 
@@ -203,9 +206,11 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
             return_dict: False returns a tuple.
             shift_labels: (B, M) int64, the label of each output slot, instead of labels.
             num_items_in_batch: divide the summed loss by this number; None: by the number of valid labels.
+            return_logits: False asks for the loss alone, as training does: it is then computed in chunks of tokens
+                (`chunked_loss.py`), and logits are None.
 
         Returns:
-            loss (scalar, at least float32) or None, logits (B, M, vocab), cache.
+            loss (scalar, at least float32) or None, logits (B, M, vocab) or None, cache.
 
         Raises:
             ValueError: arguments that contradict each other.
@@ -224,6 +229,8 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
             raise ValueError(f"logits_to_keep={logits_to_keep} must not be negative")
         if labels is not None and shift_labels is not None:
             raise ValueError("give either labels or shift_labels")
+        if not return_logits and labels is None and shift_labels is None:
+            raise ValueError("return_logits=False asks for the loss alone; give labels or shift_labels")
         if output_positions is not None:
             check_output_positions(output_positions, tokens.shape[1])
 
@@ -237,11 +244,10 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
             )
             aligned, restore = alignment.output_columns(columns)
             hidden = restore(self.model(ids, aligned, alignment.counts, documents, positions, cache, embeds))
-        logits = self.lm_head(hidden)  # (B, M, vocab)
-
         if labels is not None:
             shift_labels = shift_labels_for(labels, columns, document_ids, attention_mask)
-        loss = None if shift_labels is None else self._loss(logits, shift_labels, num_items_in_batch)
+        logits = self.lm_head(hidden) if return_logits else None  # (B, M, vocab)
+        loss = None if shift_labels is None else self._loss(hidden, logits, shift_labels, num_items_in_batch)
         output = OrthrosOutput(loss=loss, logits=logits, cache=cache)
         return output if return_dict is None or return_dict else output.to_tuple()
 
@@ -254,7 +260,9 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
         Args:
             input_ids: (B, T) int64 prompts, padded on the right.
             lengths: (B,) int64, tokens of each prompt, at least 1; None: all T.
-            chunk_size: run this many columns at a time, with the same result; None: all at once.
+            chunk_size: run this many columns at a time, with the same result; peak memory above the weights is the cache
+                and what a chunk needs. None: on a CPU as many as its caches like (`CPU_CHUNK_TOKENS`), which is faster
+                than all at once; on other devices all at once.
 
         Returns:
             logits (B, vocab) of each row's last token, which score the first continuation token, and the cache.
@@ -264,11 +272,13 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
             raise ValueError(f"every prompt needs at least one and at most {T} tokens")
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"chunk_size={chunk_size} must be at least 1")
+        if chunk_size is None:
+            chunk_size = max(1, CPU_CHUNK_TOKENS // B) if input_ids.device.type == "cpu" else T
         cache = KVCache(self.config, capacity=T)
         last = torch.full((B,), T, device=input_ids.device) if lengths is None else lengths.to(input_ids.device)
         logits: Tensor | None = None
-        for start in range(0, T, chunk_size or T):
-            chunk = input_ids[:, start : start + (chunk_size or T)]
+        for start in range(0, T, chunk_size):
+            chunk = input_ids[:, start : start + chunk_size]
             here = last - 1 - start  # column of each row's last token in this chunk
             ends = (here >= 0) & (here < chunk.shape[1])
             columns: OutputColumns = torch.where(ends, here, -1)[:, None]
@@ -289,11 +299,16 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
         """Append one token a row: `token_ids` (B,) int64 -> logits (B, vocab) of what follows; extends the cache."""
         return self.lm_head(self.model(token_ids[:, None], cache=cache)[:, 0])
 
-    def _loss(self, logits: Tensor, shift_labels: Tensor, items: int | Tensor | None) -> Tensor:
-        losses = self.factory.cross_entropy(logits, shift_labels)  # (B, M)
+    def _loss(
+        self, hidden: Tensor, logits: Tensor | None, shift_labels: Tensor, items: int | Tensor | None
+    ) -> Tensor:
+        if logits is None:
+            total = self.lm_head(hidden, shift_labels)  # a call of the module: ZeRO-3 gathers its weight around it
+        else:
+            total = self.factory.cross_entropy(logits, shift_labels).sum()
         if items is None:
             items = (shift_labels != IGNORE_INDEX).sum().clamp(min=1)
-        return losses.sum() / items
+        return total / items
 
     def _cache_argument(
         self, cache: KVCache | None, past_key_values: KVCache | None, use_cache: bool

@@ -16,7 +16,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-MIN_BLOCK, MAX_BLOCK = 64, 128  # queries of a block: enough for a good GEMM, few enough for the processor's cache
+# Queries of a block. A block of c under a window w computes (w + c)·c pairs of which w·c are visible, so a narrow window
+# wants few; PyTorch's CPU kernel works on tiles of 32 queries, and of 64 from 192 on, so a wide one wants that many.
+MIN_BLOCK, MAX_BLOCK = 64, 192
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Block:
     Attributes:
         queries: columns of the M queries.
         keys: one or two disjoint sets of keys (window span, sinks), each a slice common to all rows or indices (B, S).
-        mask: bool (B or 1, 1, c, S) over the concatenated keys; None where every query sees every key.
+        mask: (B or 1, 1, c, S) over the concatenated keys, 0 where visible and -inf elsewhere; None where every query
+            sees every key.
     """
 
     queries: slice
@@ -63,23 +66,31 @@ class Visibility:
 
     def is_plain_causal(self, key_count: int) -> bool:
         """Whether query i sees exactly the keys 0..i, and there are as many queries as keys."""
-        queries = self.positions.shape[1]
-        unwindowed = self.window is None or self.window >= queries
-        return self.contiguous_from == 0 and queries == key_count and unwindowed
+        return self.contiguous_from == 0 and self.is_causal_tail(key_count)
 
-    def blocks(self, key_count: int) -> Iterator[Block]:
-        """Blocks that together hold every query once; `key_count` is the number of keys in storage."""
+    def is_causal_tail(self, key_count: int) -> bool:
+        """Whether the M queries stand at the last M of the keys, and each sees all keys up to its own."""
+        queries = self.positions.shape[1]
+        unwindowed = self.window is None or self.window >= key_count
+        return self.contiguous_from is not None and self.contiguous_from + queries == key_count and unwindowed
+
+    def blocks(self, key_count: int, dtype: torch.dtype) -> Iterator[Block]:
+        """Blocks that together hold every query once, with masks of `dtype`; `key_count` keys are in storage."""
         for start, (lows, highs) in zip(range(0, self.positions.shape[1], self._block_size), self._spans, strict=True):
             queries = slice(start, min(start + self._block_size, self.positions.shape[1]))
             if self.contiguous_from is not None:
-                yield self._contiguous_block(queries, lows[0], highs[0] + 1)
+                yield self._contiguous_block(queries, lows[0], highs[0] + 1, dtype)
             else:
-                yield self._scattered_block(queries, lows, highs, key_count)
+                yield self._scattered_block(queries, lows, highs, key_count, dtype)
 
     @cached_property
     def _block_size(self) -> int:
-        """c: about as wide as the window, so that a block wastes little of its span."""
-        return MAX_BLOCK if self.window is None else min(max(self.window, MIN_BLOCK), MAX_BLOCK)
+        """c."""
+        if self.window is None:
+            return MAX_BLOCK
+        if self.positions.device.type != "cpu":  # fewer launches
+            return min(max(self.window, MIN_BLOCK), MAX_BLOCK)
+        return MIN_BLOCK if self.window < 16 * MIN_BLOCK else MAX_BLOCK
 
     @cached_property
     def _spans(self) -> list[tuple[list[int], list[int]]]:
@@ -94,18 +105,31 @@ class Visibility:
         highs = [part.amax(1) for part in self.positions.split(c, dim=1)]
         return list(zip(torch.stack(lows).tolist(), torch.stack(highs).tolist(), strict=True))
 
-    def _contiguous_block(self, queries: slice, low: int, stop: int) -> Block:
+    @cached_property
+    def _masks(self) -> dict[tuple[int, int, int, torch.dtype], Tensor]:
+        """Masks of the blocks past the first window: all alike but for the last, in every layer."""
+        return {}
+
+    def _contiguous_block(self, queries: slice, low: int, stop: int, dtype: torch.dtype) -> Block:
         sinks = self.sinks if self.window is not None else 0
         if low <= sinks:  # the span reaches the sinks: one run of keys
             low, sinks = 0, 0
         keys: list[slice | Tensor] = [slice(0, sinks), slice(low, stop)] if sinks else [slice(low, stop)]
         if queries.stop - queries.start == 1:
             return Block(queries, keys, None)
-        device = self.positions.device
-        indices = torch.cat([torch.arange(part.start, part.stop, device=device) for part in keys])  # type: ignore[union-attr]
-        return Block(queries, keys, self.sees(queries, indices[None])[:, None])
+        shape = (queries.stop - queries.start, stop - low, sinks, dtype)
+        mask = self._masks.get(shape) if low else None
+        if mask is None:
+            device = self.positions.device
+            indices = torch.cat([torch.arange(part.start, part.stop, device=device) for part in keys])  # type: ignore[union-attr]
+            mask = _additive(self.sees(queries, indices[None]), dtype)
+        if low:
+            self._masks[shape] = mask
+        return Block(queries, keys, mask)
 
-    def _scattered_block(self, queries: slice, lows: list[int], highs: list[int], key_count: int) -> Block:
+    def _scattered_block(
+        self, queries: slice, lows: list[int], highs: list[int], key_count: int, dtype: torch.dtype
+    ) -> Block:
         """Rows differ. A common slice where their spans overlap well, else each row's own indices."""
         device = self.positions.device
         start, stop = min(lows), max(highs) + 1
@@ -128,4 +152,10 @@ class Visibility:
             before_span = (sinks < low)[:, None]  # (B, 1, s)
             mask = torch.cat((self.sees(queries, sinks) & before_span, mask), dim=-1)
             keys = [sinks.clamp(max=key_count - 1), *keys]
-        return Block(queries, keys, mask[:, None])
+        return Block(queries, keys, _additive(mask, dtype))
+
+
+def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """bool (B or 1, c, S) -> (B or 1, 1, c, S) of `dtype`: 0 where visible, -inf elsewhere."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, float("-inf"))[:, None]

@@ -130,15 +130,15 @@ class NormStage(nn.Module):
 
 
 class HeadStage(nn.Module):
-    """Normed output tokens -> logits (B, M, vocabulary or this rank's part of it)."""
+    """Keeps the head; the loss applies it, chunk by chunk."""
 
     def __init__(self, config: OrthrosConfig, factory: LayerFactory) -> None:
         super().__init__()
         self.lm_head = factory.head(config.hidden_size, config.vocab_size)
 
     def forward(self, normed: Tensor) -> Tensor:
-        """(B, M, D) -> (B, M, vocabulary)."""
-        return self.lm_head(normed)
+        """(B, M, D) as it is."""
+        return normed
 
 
 class PipelinedModel(PipelineModule):
@@ -170,7 +170,7 @@ class PipelinedModel(PipelineModule):
         if config.tie_word_embeddings:
             tied = {"tied_weight_attr": ["embed_tokens.weight"]}
             first: Any = TiedLayerSpec(TIED, *embedding, **tied)
-            last: Any = TiedLayerSpec(TIED, *embedding, forward_fn=self._tied_logits, **tied)
+            last: Any = TiedLayerSpec(TIED, *embedding, forward_fn=_second_use, **tied)
         else:
             first, last = LayerSpec(*embedding), LayerSpec(HeadStage, config, factory)
         super().__init__(
@@ -181,18 +181,24 @@ class PipelinedModel(PipelineModule):
             loss_fn=self._loss,
         )
 
-    def _loss(self, logits: Tensor, labels: tuple[Tensor, Tensor]) -> Tensor:
+    def _loss(self, normed: Tensor, labels: tuple[Tensor, Tensor]) -> Tensor:
         """Sum of the label losses times a scale: `labels` are (shift labels (B, M), scale (1,))."""
         shift_labels, scale = labels
-        return poisoned(self.factory.cross_entropy(logits, shift_labels).sum() * scale.reshape(()))
-
-    def _tied_logits(self, embedding: EmbeddingStage, normed: Tensor) -> Tensor:
-        return self.factory.tied_logits(normed, embedding.get_parameter("embed_tokens.weight"))
+        if self.config.tie_word_embeddings:
+            weight = self.tied_modules[TIED].get_parameter("embed_tokens.weight")
+        else:
+            weight = self.forward_funcs[-1].get_parameter("lm_head.weight")
+        return poisoned(self.factory.loss_sum(normed, weight, shift_labels) * scale.reshape(()))
 
     def _partition_layers(self, method: str = "") -> None:
         """Cut by `layer_weights`; DeepSpeed's own way builds every layer to count it."""
         self.parts = partition_balanced(weights=self._weights, num_parts=self.num_stages)
         self._set_bounds(start=self.parts[self.stage_id], stop=self.parts[self.stage_id + 1])
+
+
+def _second_use(embedding: EmbeddingStage, normed: Tensor) -> Tensor:
+    """The embedding in the head's place, which the loss applies: (B, M, D) as it is."""
+    return normed
 
 
 def layer_weights(config: OrthrosConfig) -> list[int]:

@@ -32,12 +32,9 @@ class ColumnLinear(mcore.ColumnParallelLinear):
 
     get_extra_state = nn.Module.get_extra_state  # megatron's placeholder breaks Universal Checkpoint
 
-    def forward(self, x: Tensor, weight: Tensor | None = None) -> Tensor:
-        """The output, by the given weight if there is none of its own.
-
-        The bias is added here: megatron's product with a frozen weight has no gradient for it.
-        """
-        out, bias = super().forward(x, weight)
+    def forward(self, x: Tensor) -> Tensor:
+        """The bias is added here: megatron's product with a frozen weight has no gradient for it."""
+        out, bias = super().forward(x)
         out = out if bias is None else out + bias
         return out.transpose(0, 1) if self.sequence_parallel else out
 
@@ -55,6 +52,18 @@ class RowLinear(mcore.RowParallelLinear):
         if bias is None:
             return out
         return out + (mcore.copy_to_tensor_model_parallel_region(bias) if self.sequence_parallel else bias)
+
+
+class ParallelHead(ColumnLinear):
+    """Logits of this rank's part of the padded vocabulary, or the summed loss of all tokens."""
+
+    def __init__(self, width: int, factory: TensorParallelFactory) -> None:
+        super().__init__(width, factory.padded_vocab, bias=False, gather_output=False, **factory.common())
+        self.factory = factory
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        """As the model's `Head`; under sequence parallelism `x` is (M/R, B, D)."""
+        return super().forward(x) if labels is None else self.factory.loss_sum(x, self.weight, labels)
 
 
 class SharedRMSNorm(RMSNorm):
@@ -81,7 +90,6 @@ class TensorParallelFactory(LayerFactory):
         H, G, _ = config.head_shape
         check_tensor_size(mesh.tensor_size, H, G, config.intermediate_size)
         self.mesh = mesh
-        self._tied_head: ColumnLinear | None = None
         self.padded_vocab = padded_vocabulary(config.vocab_size, mesh.tensor_size)
         self.megatron = ModelParallelConfig(
             tensor_model_parallel_size=mesh.tensor_size,
@@ -97,33 +105,24 @@ class TensorParallelFactory(LayerFactory):
     def column(self, in_features: int, out_features: int, bias: bool = False) -> nn.Module:
         """Output channels split over the axis."""
         linear = ColumnLinear(
-            in_features, out_features, bias=bias, gather_output=False, skip_bias_add=True, **self._common()
+            in_features, out_features, bias=bias, gather_output=False, skip_bias_add=True, **self.common()
         )
         return self._split(linear, 0)
 
     def row(self, in_features: int, out_features: int, bias: bool = False) -> nn.Module:
         """Input channels split over the axis; the bias is whole on every rank."""
         linear = RowLinear(
-            in_features, out_features, bias=bias, input_is_parallel=True, skip_bias_add=True, **self._common()
+            in_features, out_features, bias=bias, input_is_parallel=True, skip_bias_add=True, **self.common()
         )
         return self._split(linear, 1)
 
     def embedding(self, vocab_size: int, width: int) -> nn.Module:
         """Rows of the padded vocabulary split over the axis; the result is whole on every rank."""
-        return self._split_vocabulary(mcore.VocabParallelEmbedding(self.padded_vocab, width, **self._common()))
+        return self._split_vocabulary(mcore.VocabParallelEmbedding(self.padded_vocab, width, **self.common()))
 
     def head(self, width: int, vocab_size: int) -> nn.Module:
         """Logits of this rank's part of the padded vocabulary."""
-        head = ColumnLinear(width, self.padded_vocab, bias=False, gather_output=False, **self._common())
-        return self._split_vocabulary(head)
-
-    def tied_logits(self, x: Tensor, embedding: Tensor) -> Tensor:
-        """Logits of this rank's part of the padded vocabulary, by its rows of the embedding."""
-        if self._tied_head is None:
-            self._tied_head = ColumnLinear(
-                embedding.shape[1], self.padded_vocab, bias=False, skip_weight_param_allocation=True, **self._common()
-            )
-        return self._tied_head(x, embedding)
+        return self._split_vocabulary(ParallelHead(width, self))
 
     def norm(self, width: int, on: str) -> nn.Module:
         """A norm on heads always works on split activations, one on tokens under sequence parallelism."""
@@ -181,6 +180,15 @@ class TensorParallelFactory(LayerFactory):
         """The dim that is split over the tensor axis; None for a replicated parameter."""
         return parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None  # type: ignore[attr-defined]
 
+    def loss_sum(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        """Each rank has its part of the vocabulary and all tokens: gathered once, and their gradients summed once."""
+        group = self.mesh.tensor_group
+        if self.mesh.sequence_parallel:
+            hidden = mcore.gather_from_sequence_parallel_region(hidden, group=group).transpose(0, 1)  # (B, M, D)
+        else:
+            hidden = mcore.copy_to_tensor_model_parallel_region(hidden, group=group)
+        return super().loss_sum(hidden, weight, labels)
+
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Loss of each token from vocabulary-parallel logits (B, M, padded/R); 0 where ignored."""
         start = self.mesh.tensor_rank * logits.shape[-1]
@@ -192,7 +200,8 @@ class TensorParallelFactory(LayerFactory):
         losses = mcore.vocab_parallel_cross_entropy(wide.contiguous(), torch.where(valid, labels, 0))
         return torch.where(valid, losses, 0.0)
 
-    def _common(self) -> dict[str, Any]:
+    def common(self) -> dict[str, Any]:
+        """What each of megatron-core's layers is given."""
         return {"config": self.megatron, "init_method": nn.init.zeros_, "tp_group": self.mesh.tensor_group}
 
     def _split(self, module: nn.Module, weight_dim: int) -> nn.Module:

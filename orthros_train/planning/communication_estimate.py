@@ -83,7 +83,7 @@ def tensor_bytes(config: Config, model: OrthrosConfig, stage: Stage) -> int:
     if stage.is_first:
         rounds += 2 * base * D + (through * D if sequence else 0)
     if stage.is_last:
-        rounds += (3 if sequence else 2) * base * D  # the head
+        rounds += 2 * base * D  # the head's input: gathered and reduce-scattered, or its gradient all-reduced
         rounds += 2 * D if sequence else 0  # the final norm
     sent = rounds * element + (2 * 3 * base * FP32_BYTES if stage.is_last else 0)  # maximum, sum, label's logit
     return sent * (tensor - 1) // tensor

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from ..config import Config, gradient_accumulation_steps
 from ..config.parallel import data_parallel_size, padded_vocabulary
 from ..model import OrthrosConfig
+from ..model.chunked_loss import CHUNK_TOKENS
 from .stage_plan import Stage
 
 FP32_BYTES = 4
@@ -45,17 +46,33 @@ def memory_parts(config: Config, model: OrthrosConfig, stage: Stage, world_size:
     if stage.stages > 1:
         parts.append(_boundary_part(config, model, stage, gradient_accumulation_steps(config, world_size)))
     if stage.is_last:
-        tokens = config.train.micro_batch_size * config.train.sequence_length
-        vocabulary = padded_vocabulary(model.vocab_size, config.parallel.tensor) // config.parallel.tensor
-        part = " of this rank's part of the vocabulary" if config.parallel.tensor > 1 else ""
-        parts.append(
-            Part(
-                "logits",
-                tokens * vocabulary * (BYTES[config.precision] + 2 * FP32_BYTES),
-                f"{config.precision} logits{part}, fp32 log-probabilities and their gradient",
-            )
-        )
+        parts.append(_loss_part(config, model))
     return parts
+
+
+def _loss_part(config: Config, model: OrthrosConfig) -> Part:
+    """A chunk's logits while the loss is computed, and the gradients that wait for its backward."""
+    tokens = config.train.micro_batch_size * config.train.sequence_length
+    chunk, vocabulary = min(tokens, CHUNK_TOKENS), vocabulary_share(config, model)
+    element = BYTES[config.precision]
+    part = " of this rank's part of the vocabulary" if config.parallel.tensor > 1 else ""
+    return Part(
+        "logits",
+        chunk * vocabulary * (element + 2 * FP32_BYTES) + waiting_gradient_bytes(config, model),
+        f"{config.precision} logits{part}, fp32 log-probabilities and their gradient of {chunk} tokens at a time; the "
+        "gradients of the head and its input",
+    )
+
+
+def vocabulary_share(config: Config, model: OrthrosConfig) -> int:
+    """Rows of the head on a rank."""
+    return padded_vocabulary(model.vocab_size, config.parallel.tensor) // config.parallel.tensor
+
+
+def waiting_gradient_bytes(config: Config, model: OrthrosConfig) -> int:
+    """What the loss keeps for its backward: the gradients of the head's weight, in fp32, and of its input."""
+    tokens = config.train.micro_batch_size * config.train.sequence_length
+    return model.hidden_size * (FP32_BYTES * vocabulary_share(config, model) + BYTES[config.precision] * tokens)
 
 
 def residual_shape(config: Config, model: OrthrosConfig) -> tuple[int, int, int]:
@@ -134,7 +151,9 @@ def activation_bytes(config: Config, model: OrthrosConfig, stage: Stage, in_flig
     tokens = config.train.micro_batch_size * config.train.sequence_length
     shards = config.parallel.tensor if config.parallel.sequence else 1
     layers = [_layer_bytes(config, model, stage, index == model.num_hidden_layers - 1) for index in stage.layers]
-    final_norm = _norm_bytes(model.hidden_size, tokens // shards, element) if stage.is_last else 0
+    final_norm = 0
+    if stage.is_last:  # the loss keeps the gradient of its output instead (`waiting_gradient_bytes`)
+        final_norm = tokens // shards * model.hidden_size * (FP32_BYTES + element)
     if config.train.activation_checkpointing:
         kept = len(layers) * residual_elements(config, model) * element + final_norm
         return in_flight * kept + max(layers, default=0)

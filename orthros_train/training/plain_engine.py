@@ -52,14 +52,15 @@ class PlainEngine(TrainingEngine):
     def loss_sum(self, batch: Batch) -> float:
         """The sum itself."""
         self.deepspeed.eval()
-        return self._forward(batch, 1)[1].loss.item()
+        return self._forward(batch, 1, return_logits=False)[1].loss.item()
 
     def _training_loss(self, batch: Batch, normalizer: int) -> torch.Tensor:
         """A micro-batch's share of the loss that is minimized, a scalar."""
-        inputs, output = self._forward(batch, normalizer)
+        inputs, output = self._forward(batch, normalizer, return_logits=self._teacher is not None)
         return output.loss if self._teacher is None else self._teacher.blended_loss(output, inputs, normalizer)
 
-    def _forward(self, batch: Batch, normalizer: int) -> tuple[Batch, Any]:
+    def _forward(self, batch: Batch, normalizer: int, return_logits: bool) -> tuple[Batch, Any]:
         """A micro-batch on this device, and the model's output, its loss the sum of the label losses / normalizer."""
         inputs = {key: self.to_device(value) for key, value in batch.items()}
-        return inputs, self.deepspeed(**inputs, num_items_in_batch=normalizer, use_cache=False)
+        options = {"num_items_in_batch": normalizer, "use_cache": False, "return_logits": return_logits}
+        return inputs, self.deepspeed(**inputs, **options)

@@ -218,3 +218,16 @@ def test_writes_outside_a_forward_and_wrong_rows_are_refused():
         model.prefill(token_ids(2, 3), torch.tensor([0, 3]))
     with pytest.raises(ValueError, match="chunk_size=0"):
         model.prefill(token_ids(2, 3), chunk_size=0)
+
+
+@torch.no_grad()
+def test_prefill_runs_in_chunks_of_its_own_on_a_cpu(monkeypatch):
+    """Six tokens at a time, whatever the number of rows; as many as the rows where those are more."""
+    monkeypatch.setattr("orthros_train.model.modeling_orthros.CPU_CHUNK_TOKENS", 6)
+    model, columns = tiny_model(), []
+    model.model.register_forward_pre_hook(lambda module, arguments: columns.append(arguments[0].shape[1]))
+    for rows, expected in ((1, [6, 6, 5]), (2, [3, 3, 3, 3, 3, 2]), (7, [1] * 17)):
+        ids = token_ids(rows, 17)
+        assert_close(model.prefill(ids)[0], model(ids, use_cache=False).logits[:, -1])
+        assert columns[:-1] == expected
+        columns.clear()

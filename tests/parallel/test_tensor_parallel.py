@@ -34,8 +34,9 @@ def batch(use):
     return {"input_ids": ids, "document_ids": documents, "output_positions": positions, "labels": labels}
 
 
-def loss_and_gradients(model, use):
-    loss = model(**batch(use), num_items_in_batch=7).loss
+def loss_and_gradients(model, use, **options):
+    model.zero_grad()
+    loss = model(**batch(use), num_items_in_batch=7, **options).loss
     loss.backward()
     return loss.detach(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
@@ -43,9 +44,9 @@ def loss_and_gradients(model, use):
 def parallel_run(config, use, tensor_size, sequence):
     factory = TensorParallelFactory(config, build_mesh(tensor_size, sequence_parallel=sequence))
     model = perturb(OrthrosForCausalLM(config, factory), factory)
-    loss, gradients = loss_and_gradients(model, use)
     dims = {name: factory.split_dim(parameter) for name, parameter in model.named_parameters()}
-    return loss, gradients, dims
+    runs = [loss_and_gradients(model, use, return_logits=return_logits) for return_logits in (True, False)]
+    return [(*run, dims) for run in runs]
 
 
 OPTIONS = [
@@ -61,10 +62,19 @@ OPTIONS = [
 @pytest.mark.parametrize("tensor_size", [2, 4])
 @pytest.mark.parametrize("use", ["pretraining", "sft"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_losses_and_gradients_equal_one_process(options, use, tensor_size, sequence):
+def test_losses_and_gradients_equal_one_process(options, use, tensor_size, sequence, monkeypatch):
+    """From logits, and in chunks of 5 tokens without them."""
+    monkeypatch.setattr("orthros_train.model.chunked_loss.CHUNK_TOKENS", 5)
     config = tiny_config(num_key_value_heads=4, initializer_range=0.1, **{"vocab_size": 61, **options})
     loss, gradients = loss_and_gradients(perturb(OrthrosForCausalLM(config)), use)
-    ranks = run_distributed(parallel_run, tensor_size, config, use, tensor_size, sequence)
+    for ranks in zip(
+        *run_distributed(parallel_run, tensor_size, config, use, tensor_size, sequence), strict=True
+    ):
+        check_ranks(ranks, loss, gradients)
+
+
+def check_ranks(ranks, loss, gradients):
+    """Each rank's loss is the loss, and the ranks' gradients together are the gradients."""
     dims = ranks[0][2]
     for rank_loss, rank_gradients, _ in ranks:
         assert_close(rank_loss, loss, 1e-5)

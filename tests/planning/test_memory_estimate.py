@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from orthros_train.config import Config
 from orthros_train.model import OrthrosForCausalLM
-from orthros_train.planning.memory_estimate import activation_bytes, memory_parts
+from orthros_train.planning.memory_estimate import activation_bytes, memory_parts, waiting_gradient_bytes
 from orthros_train.planning.stage_plan import Stage, plan_stages
 
 from .stage_runs import layout_config, running_stage, small_model
@@ -29,20 +30,20 @@ ZERO_STAGES = [  # precision, ZeRO stage; bytes a parameter of weights, gradient
 
 
 def kept_by_autograd(module: nn.Module, forward: Callable[[], Any]) -> int:
-    """Bytes of distinct storages that a training forward saves for its backward, parameters left out."""
+    """Bytes of distinct storages that a training forward holds for its backward when it ends, parameters left out."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
+    saved: list[weakref.ref[torch.Tensor]] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage
+        saved.append(weakref.ref(tensor))  # the loss has graphs of its own, which it drops chunk by chunk
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = forward()
     assert output is not None
-    return sum(storage.nbytes() for storage in kept.values())
+    held = [tensor.untyped_storage() for reference in saved if (tensor := reference()) is not None]
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in held if storage.data_ptr() not in parameters}
+    return sum(sizes.values())
 
 
 def kept_by_one_process(config: Config) -> int:
@@ -52,15 +53,15 @@ def kept_by_one_process(config: Config) -> int:
     if config.train.activation_checkpointing:
         module.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     ids = torch.randint(0, model.vocab_size, (config.train.micro_batch_size, config.train.sequence_length))
-    arguments: dict[str, Any] = {"num_items_in_batch": ids.numel(), "use_cache": False}
+    arguments: dict[str, Any] = {"num_items_in_batch": ids.numel(), "use_cache": False, "return_logits": False}
     return kept_by_autograd(module, lambda: module(ids, shift_labels=ids, **arguments).loss)
 
 
 def estimated(config: Config, stage: Stage) -> int:
-    """Activations and, on the last stage, the fp32 log-probabilities: what autograd keeps."""
-    tokens = config.train.micro_batch_size * config.train.sequence_length
-    vocabulary = -(-small_model(config).vocab_size // config.parallel.tensor) if stage.is_last else 0
-    return activation_bytes(config, small_model(config), stage) + 4 * tokens * vocabulary
+    """Activations and, on the last stage, the loss's gradients that wait: what autograd keeps."""
+    model = small_model(config)
+    waiting = waiting_gradient_bytes(config, model) if stage.is_last else 0
+    return activation_bytes(config, model, stage) + waiting
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -152,8 +153,15 @@ def test_zero_stages_share_among_replicas_what_they_promise(
 def test_activations_and_logits_do_not_depend_on_the_replicas() -> None:
     one, many = sizes(layout_config("bf16"), 1), sizes(layout_config("bf16"), 8)
     assert one["activations"] == many["activations"]
-    assert one["logits"] == many["logits"] == 2 * 96 * 301 * (2 + 4 + 4)
+    assert one["logits"] == many["logits"] == 2 * 96 * 301 * (2 + 4 + 4) + 64 * (4 * 301 + 2 * 2 * 96)
     assert "boundaries" not in one
+
+
+def test_long_rows_have_the_logits_of_a_chunk_alone() -> None:
+    config = layout_config("bf16")
+    config.train.sequence_length = 4096
+    tokens = 2 * 4096
+    assert sizes(config, 1)["logits"] == 1024 * 301 * (2 + 4 + 4) + 64 * (4 * 301 + 2 * tokens)
 
 
 def test_stages_hold_what_their_place_needs() -> None:
@@ -161,7 +169,7 @@ def test_stages_hold_what_their_place_needs() -> None:
     first, middle, last = (sizes(config, 6, stage) for stage in range(3))
     assert "logits" not in first
     assert "logits" not in middle
-    assert last["logits"] == 2 * 96 * 151 * (2 + 4 + 4)  # the padded vocabulary's half
+    assert last["logits"] == 2 * 96 * 151 * (2 + 4 + 4) + 64 * (4 * 151 + 2 * 2 * 96)  # the padded vocabulary's half
     residual = 2 * 2 * 96 * 64 * 2  # [X;Y] of two rows in bf16
     assert first["boundaries"] == (3 + 1) * residual
     assert middle["boundaries"] == 2 * (2 + 1) * residual

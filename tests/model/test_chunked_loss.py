@@ -1,0 +1,110 @@
+"""The loss without logits against the loss from logits: values and every gradient."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from orthros_train.model import OrthrosForCausalLM
+from tests.model.tiny import SHAPE, assert_close, tiny_config, tiny_model, token_ids
+
+TOKENS = 4  # of a chunk
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Several chunks, the last one short."""
+    monkeypatch.setattr("orthros_train.model.chunked_loss.CHUNK_TOKENS", TOKENS)
+
+
+def batch():
+    """Three rows of 7, some labels ignored: a chunk of them all, too."""
+    ids = token_ids(3, 7)
+    labels = token_ids(3, 7, seed=1)
+    labels[0, :5], labels[2, 6] = -100, -100
+    return {"input_ids": ids, "shift_labels": labels, "use_cache": False}
+
+
+def loss_and_gradients(model, factor, **options):
+    model.zero_grad()
+    output = model(**batch(), **options)
+    (factor * output.loss).backward()
+    return output, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+OPTIONS = [
+    ({}, ()),
+    ({"tie_word_embeddings": True}, ()),
+    ({"architecture": "transformer"}, ()),
+    ({}, ("lm_head.weight",)),
+    ({}, ("model",)),  # the head alone
+    ({"tie_word_embeddings": True}, ("model.layers",)),
+]
+
+
+@pytest.mark.parametrize("items", [None, 5])
+@pytest.mark.parametrize(("changes", "frozen"), OPTIONS, ids=str)
+def test_equals_the_loss_from_logits(changes, frozen, items):
+    model = tiny_model(**changes).train()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(frozen) if frozen else True)
+    expected, wanted = loss_and_gradients(model, 3.0, num_items_in_batch=items)
+    actual, given = loss_and_gradients(model, 3.0, num_items_in_batch=items, return_logits=False)
+    assert actual.logits is None
+    assert_close(actual.loss, expected.loss)
+    assert given.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        assert_close(given[name], gradient)
+    with torch.no_grad():
+        assert_close(model(**batch(), num_items_in_batch=items, return_logits=False).loss, expected.loss)
+
+
+def test_half_precision_sums_in_single():
+    """bf16 logits and products, float32 losses and sums: within bf16's rounding of float32, and a float32 loss."""
+    exact = tiny_model(torch.float32, initializer_range=0.1).train()
+    half = tiny_model(torch.bfloat16, initializer_range=0.1).train()
+    expected, wanted = loss_and_gradients(exact, 1.0, return_logits=False)
+    actual, given = loss_and_gradients(half, 1.0, return_logits=False)
+    assert actual.loss.dtype == torch.float32
+    assert_close(actual.loss, expected.loss, 2e-2)
+    assert given["lm_head.weight"].dtype == torch.bfloat16
+    assert_close(given["lm_head.weight"].float(), wanted["lm_head.weight"], 2e-2)
+
+
+def test_no_valid_label_is_a_zero_loss():
+    model = tiny_model().train()
+    ids = token_ids(1, 6)
+    loss = model(ids, shift_labels=torch.full_like(ids, -100), use_cache=False, return_logits=False).loss
+    loss.backward()
+    assert loss == 0
+    assert not model.lm_head.weight.grad.any()
+
+
+class LargestLogits(TorchDispatchMode):
+    """The most elements of a result whose last dim is the vocabulary, the head's transposed weight left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if not isinstance(tensor, torch.Tensor) or tensor.shape[-1:] != (SHAPE["vocab_size"],):
+                continue
+            if tensor.shape != (SHAPE["hidden_size"], SHAPE["vocab_size"]):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("return_logits", [True, False])
+def test_no_more_logits_than_a_chunk_ever_exist(return_logits):
+    """61 ids by 21 tokens, or by 4."""
+    model = OrthrosForCausalLM(tiny_config()).train()
+    with LargestLogits() as largest:
+        model(**batch(), return_logits=return_logits).loss.backward()
+    assert largest.elements == SHAPE["vocab_size"] * (21 if return_logits else TOKENS)
+
+
+def test_the_loss_alone_needs_labels():
+    with pytest.raises(ValueError, match="return_logits=False asks for the loss alone"):
+        tiny_model()(token_ids(1, 3), return_logits=False)
