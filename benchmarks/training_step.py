@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   python benchmarks/training_step.py --output outputs/benchmarks/training_step.json
-  python benchmarks/training_step.py --output memory.json --length 4096 --repeats 1 --peak-memory
+  python benchmarks/training_step.py --output memory.json --length 4096 --repeats 1 --peak-memory [--all-logits]
   python benchmarks/training_step.py --output packed.json --conversations 4 --answer-share 0.5
   python benchmarks/training_step.py --output gpu.json --config configs/orthros_1.3b.yaml --dtype bf16 --device cuda \\
       --length 4096 --rows 4 --optimizer --profile"""
@@ -59,6 +59,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--conversations", type=positive_int, default=1, help="packed into a row; default: 1")
     parser.add_argument("--answer-share", type=float, default=0.1, help="answer tokens of all tokens; default: 0.1")
     parser.add_argument("--uses", type=use_names, default=list(USES), help="pt, sft or both; default: pt,sft")
+    parser.add_argument("--all-logits", action="store_true", help="our arms hold them, too; default: loss in chunks")
     parser.add_argument("--optimizer", action="store_true", help="an AdamW step after the backward pass")
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing, layer by layer")
     parser.add_argument("--peak-tflops", type=float, metavar="N", help="of the device; default: its data sheet's")
@@ -142,7 +143,9 @@ def step_call(model: PreTrainedModel, batch: Batch, options: argparse.Namespace)
     optimizer = (
         build_optimizer(model.named_parameters(), OptimizerSection(), model.device) if options.optimizer else None
     )
-    inputs = {name: value.to(model.device) for name, value in batch.items()}
+    inputs: dict[str, Any] = {name: value.to(model.device) for name, value in batch.items()}
+    if "shift_labels" in batch:  # one of our arms
+        inputs["return_logits"] = options.all_logits
 
     def call() -> None:
         with torch.enable_grad():

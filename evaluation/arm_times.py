@@ -102,7 +102,7 @@ def _training_call(model: OrthrosForCausalLM, ids: torch.Tensor) -> Callable[[],
 
     def call() -> None:
         with torch.enable_grad():
-            loss = model(ids, labels=ids, use_cache=False).loss
+            loss = model(ids, labels=ids, use_cache=False, return_logits=False).loss
             loss.backward()
         finish(loss)
 
