@@ -51,7 +51,7 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "--lengths", type=whole_numbers, default=[1024, 4096, 16384, 32768], help="default: 1024,4096,16384,32768"
     )
-    parser.add_argument("--chunk-size", type=positive_int, metavar="N", help="our arms' tokens at a time; default: theirs")
+    parser.add_argument("--chunk-size", type=positive_int, metavar="N", help="of our arms; default: their own")
     parser.add_argument("--repeats", type=positive_int, default=3, help="timed prefills; default: 3")
     parser.add_argument("--peak-memory", action="store_true", help="measure it, too, each case in its own process")
     parser.add_argument("--profile", action="store_true", help="show the largest kernels at the longest length")

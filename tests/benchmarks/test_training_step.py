@@ -95,13 +95,14 @@ def test_packed_rows_leave_llama_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_peak_of_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Logits are held only where that is asked for."""
-    big = ["--length", "4096", "--vocabulary", "8000", "--peak-of", "transformer pt"]
-    logits_mib = 4096 * 8000 * 4 / 2**20
+    big = ["--length", "4096", "--vocabulary", "12000", "--peak-of", "transformer pt"]
+    logits_mib = 4096 * 12000 * 4 / 2**20
     peaks = []
     for option in ([], ["--all-logits"]):
         assert training_step.main(["--output", str(tmp_path / "x.json"), *SMALL, *big, *option]) == 0
         peaks.append(float(capsys.readouterr().out))
-    assert peaks[0] < logits_mib < peaks[1] < 10 * logits_mib
+    assert peaks[0] < 0.7 * peaks[1]
+    assert logits_mib < peaks[1] < 10 * logits_mib
     assert not (tmp_path / "x.json").exists()
 
 
