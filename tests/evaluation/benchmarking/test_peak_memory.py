@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 
 import pytest
@@ -17,6 +18,13 @@ def test_growth_is_what_the_work_held_at_most() -> None:
         torch.ones(32 * 2**18)
 
     assert 60 < memory_growth_mib(work) < 80
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators give free memory back by themselves")
+def test_memory_that_is_free_is_not_held() -> None:
+    many = [torch.ones(2**14) for _ in range(512)]  # 32 MiB in pieces that the allocator keeps
+    many.clear()
+    assert 28 < memory_growth_mib(lambda: [torch.ones(2**14) for _ in range(512)]) < 48
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the record of the highest size cannot be reset")
