@@ -17,7 +17,7 @@ DEMO ?=
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-convert test lint evidence bench cluster-packages clean
+.PHONY: help demo demo-convert test lint evidence bench bench-gpu cluster-packages clean
 .DELETE_ON_ERROR:
 
 help:
@@ -25,7 +25,8 @@ help:
 	@echo 'make demo-convert  a pretrained Llama becomes an Orthros and is adapted (outputs/demo-convert/report.html)'
 	@echo 'make test      ruff, mypy and the test suite'
 	@echo 'make lint      ruff and mypy alone'
-	@echo 'make bench     the benchmarks; results under outputs/benchmarks'
+	@echo 'make bench     the benchmarks, a quarter of an hour; results under outputs/benchmarks'
+	@echo 'make bench-gpu the benchmarks of the 1.3B and 8B shapes, on a GPU'
 	@echo 'make evidence  long tests and benchmarks; results with command and commit under docs/evidence'
 	@echo 'make cluster-packages  as root on Debian: SLURM for the tests that start a cluster on this machine'
 	@echo 'make clean     remove caches and outputs/demo (other outputs are left alone)'
@@ -44,10 +45,30 @@ lint: $(DEVELOPMENT)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy $(TYPED)
 
+BENCH := outputs/benchmarks
 bench: $(RUNTIME)
-	$(RUN) benchmarks/base_stream_memory.py --output outputs/benchmarks/base_stream_memory.json
-	$(RUN) benchmarks/sft_step.py --output outputs/benchmarks/sft_step.json
-	$(RUN) benchmarks/scoring_speed.py --output outputs/benchmarks/scoring_speed.json
+	$(RUN) benchmarks/startup.py --output $(BENCH)/startup.json --repeats 3
+	$(RUN) benchmarks/prefill.py --output $(BENCH)/prefill.json --lengths 1024,4096,16384
+	$(RUN) benchmarks/training_step.py --output $(BENCH)/training_step.json --repeats 3 --peak-memory
+	$(RUN) benchmarks/decode.py --output $(BENCH)/decode.json --contexts 2048,32768 --batches 1,2 --steps 16
+	$(RUN) benchmarks/data_loading.py --output $(BENCH)/data_loading.json
+	$(RUN) benchmarks/checkpoint.py --output $(BENCH)/checkpoint.json
+	$(RUN) benchmarks/preprocessing_speed.py --output $(BENCH)/preprocessing_speed.json --repeats 1
+	$(RUN) benchmarks/base_stream_memory.py --output $(BENCH)/base_stream_memory.json
+	$(RUN) benchmarks/scoring_speed.py --output $(BENCH)/scoring_speed.json --documents 8
+
+# Without a GPU the first line says so. KERNEL is our arms' attention kernel.
+KERNEL ?= auto
+ON_GPU = --dtype bf16 --device cuda --attention-kernel $(KERNEL)
+bench-gpu: $(RUNTIME)
+	$(RUN) benchmarks/training_step.py --output $(BENCH)/gpu_training_step.json $(ON_GPU) \
+	  --config configs/orthros_1.3b.yaml --uses pt --length 4096 --rows 2 --optimizer --profile
+	$(RUN) benchmarks/decode.py --output $(BENCH)/gpu_decode.json $(ON_GPU) \
+	  --config configs/orthros_1.3b.yaml --contexts 4096,32768 --batches 1 --profile
+	$(RUN) benchmarks/prefill.py --output $(BENCH)/gpu_prefill.json $(ON_GPU) \
+	  --config configs/orthros_1.3b.yaml --lengths 4096,32768 --profile
+	$(RUN) -m evaluation.ttft --output outputs/gpu_ttft.json $(ON_GPU) \
+	  --config configs/llama3.1_8b_conversion.yaml --prompt-lengths 8192,32768,131072
 
 # One file of evidence a part of the tests, so that a part can be run again by itself: make evidence-training
 EVIDENCE := benchmarks conversion data evaluation launchers model parallel readme tools training

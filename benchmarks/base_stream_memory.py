@@ -4,7 +4,7 @@ Each length runs in a process of its own: inputs, one warm-up on a short row, th
 window on random queries, keys and values (B = 1). Two independent looks at memory, both without trusting the kernel:
 
 * the largest tensor that any PyTorch operation returned, in elements (a T×T mask or score matrix would have T²);
-* how far the process grew at most beyond its inputs (on CPU an upper bound: its highest resident size ever).
+* how far the process grew at most beyond its inputs.
 
 Exits 1 when a T×T tensor was seen, when the process grew by T² bytes or more (a boolean mask), or when time or memory
 grew faster than linearly (times --tolerance) from the shortest to the longest length.
@@ -13,24 +13,20 @@ grew faster than linearly (times --tolerance) from the shortest to the longest l
 from __future__ import annotations
 
 import json
-import os
-import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evaluation.benchmarking.peak_memory import MIB, in_own_process
+from evaluation.benchmarking.result import Result, timed
 from evaluation.command_line import whole_numbers
-from evaluation.files import prepare_output, write_output
 from orthros_train.command_line import CommandParser, run_command
 from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
     import argparse
 
-MIB = 2**20
 EXAMPLES = """\
   python benchmarks/base_stream_memory.py --output outputs/benchmarks/base_stream_memory.json
   python benchmarks/base_stream_memory.py --output outputs/benchmarks/sinks.json --sinks 4 --lengths 4096,8192"""
@@ -38,13 +34,13 @@ EXAMPLES = """\
 
 def measure(length: int, options: argparse.Namespace) -> dict[str, Any]:
     """Memory and time of forward + backward at one length, in this process."""
-    import psutil  # noqa: PLC0415
     import torch  # noqa: PLC0415
     from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415
 
+    from evaluation.arm_times import interleaved  # noqa: PLC0415
+    from evaluation.benchmarking.peak_memory import memory_growth_mib  # noqa: PLC0415
     from orthros_train.model.attention_kernels import attend  # noqa: PLC0415
     from orthros_train.model.visibility import Visibility  # noqa: PLC0415
-    from orthros_train.training.metrics import peak_resident_bytes  # noqa: PLC0415
 
     class LargestTensor(TorchDispatchMode):
         """Notes the largest result of any operation, backward included."""
@@ -72,35 +68,26 @@ def measure(length: int, options: argparse.Namespace) -> dict[str, Any]:
         tokens = parts[0].shape[2]
         positions = torch.arange(tokens, device=device)[None]
         seen = Visibility(positions, torch.zeros_like(positions), options.window, options.sinks, contiguous_from=0)
-        attend(parts[0], parts[1], parts[2], seen, "sdpa").sum().backward()
+        with torch.enable_grad():
+            attend(parts[0], parts[1], parts[2], seen, "sdpa").sum().backward()
         if device.type == "cuda":
             torch.cuda.synchronize()
 
     run(inputs(2 * options.window))
     parts = inputs(length)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    else:
-        before = psutil.Process().memory_info().rss
-    run(parts)
-    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else peak_resident_bytes()
-    seconds = []
-    for _ in range(options.repeats):
-        start = time.perf_counter()
-        run(parts)
-        seconds.append(time.perf_counter() - start)
+    growth = memory_growth_mib(lambda: run(parts), options.device)
+    seconds = interleaved({"run": lambda: run(parts)}, options.repeats)["run"]
     with LargestTensor() as watch:
         run(parts)
-    return {
-        "length": length,
-        "seconds": statistics.median(seconds),
-        "all_seconds": seconds,
-        "peak_growth_mib": (peak - before) / MIB,
-        "largest_tensor_elements": watch.elements,
-        "input_elements": parts[0].numel(),
-        "square_elements": length * length,
-    }
+    return timed(
+        f"T={length}",
+        seconds,
+        length=length,
+        peak_growth_mib=growth,
+        largest_tensor_elements=watch.elements,
+        input_elements=parts[0].numel(),
+        square_elements=length * length,
+    )
 
 
 def judge(records: Sequence[Mapping[str, Any]], tolerance: float) -> list[str]:
@@ -152,49 +139,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if min(options.lengths) < 1 or options.window < 1 or options.repeats < 1 or options.threads < 1:
         raise InputError("--lengths, --window, --repeats and --threads must be at least 1")
-    prepare_output(options.output)
-    records = [_in_own_process(given, length) for length in sorted(options.lengths)]
+    result = Result("base stream", options, apart=["one_length", "tolerance"])
+    records = [
+        in_own_process([__file__, *given, "--one-length", str(length)], f"T={length}")
+        for length in sorted(options.lengths)
+    ]
     faults = judge(records, options.tolerance)
-    from evaluation.machine import describe_machine  # noqa: PLC0415
-
-    settings = {name: getattr(options, name) for name in ("window", "sinks", "heads", "head_dim", "threads", "device")}
-    content = {"passed": not faults, "faults": faults, **settings, "machine": describe_machine(), "records": records}
-    write_output(options.output, json.dumps(content, indent=1) + "\n")
-    _print_table(records, settings, faults)
+    result.write(records, [f"FAIL: {fault}" for fault in faults], passed=not faults, faults=faults)
     return 1 if faults else 0
-
-
-def _in_own_process(given: Sequence[str], length: int) -> dict[str, Any]:
-    command = [sys.executable, str(Path(__file__).resolve()), *given, "--one-length", str(length)]
-    outcome = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=dict(os.environ))
-    if outcome.returncode:
-        raise InputError(
-            f"the measurement at T={length} ended with exit code {outcome.returncode}; see the lines above"
-        )
-    return json.loads(outcome.stdout)
-
-
-def _print_table(records: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], faults: Sequence[str]) -> None:
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
-    title = "Base stream, forward + backward: " + ", ".join(f"{name} {value}" for name, value in settings.items())
-    table = Table(title=title)
-    for name in ("T", "median s", "µs a token", "growth MiB", "largest tensor", "T²"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for record in records:
-        table.add_row(
-            f"{record['length']:,}",
-            f"{record['seconds']:.3f}",
-            f"{record['seconds'] / record['length'] * 1e6:.1f}",
-            f"{record['peak_growth_mib']:.1f}",
-            f"{record['largest_tensor_elements']:,}",
-            f"{record['square_elements']:,}",
-        )
-    console = Console()
-    console.print(table)
-    for fault in faults:
-        console.print(f"FAIL: {fault}", markup=False)
 
 
 if __name__ == "__main__":

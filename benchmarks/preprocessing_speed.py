@@ -3,7 +3,7 @@
 Makes text of random words, trains a BPE tokenizer on a part of it (or takes --tokenizer), and encodes it three ways: a
 plain loop that keeps the ids in memory, tools/preprocess_data.py in one process, and the same under mpirun. Counted are
 tokens a second of CPU time of all processes together, which hardly depends on what else the machine does, and of wall
-time.
+time; the ways take turns, and medians count.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import json
 import os
 import random
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from evaluation.files import prepare_output, write_output
+from evaluation.benchmarking.result import Record, Result, counted_calls, timed
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.errors import InputError
 
@@ -42,14 +43,13 @@ print(tokens)
 
 
 @dataclass(frozen=True)
-class Timing:
-    """One way, measured."""
+class Way:
+    """A way to encode the text: what to run, in how many processes, and where the number of tokens is then found."""
 
-    way: str
+    name: str
     processes: int
-    tokens: int
-    wall_seconds: float
-    cpu_seconds: float
+    command: Sequence[str]
+    tokens: Callable[[str], int]  # of what the command prints
 
 
 def build_parser() -> CommandParser:
@@ -61,24 +61,21 @@ def build_parser() -> CommandParser:
     )
     parser.add_argument("--megabytes", type=positive_int, default=32, metavar="N", help="of text (default: 32)")
     parser.add_argument("--ranks", type=positive_int, default=2, metavar="N", help="under mpirun (default: 2)")
+    parser.add_argument("--repeats", type=positive_int, default=3, metavar="N", help="timed rounds (default: 3)")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     options = build_parser().parse_args(arguments)
-    prepare_output(options.output)
+    result = Result("preprocessing speed", options)
     with tempfile.TemporaryDirectory() as folder:
         text = write_text(Path(folder) / "text.jsonl", options.megabytes)
         tokenizer = options.tokenizer or train_tokenizer(Path(folder), text)
-        timings = measure(text, tokenizer, Path(folder), options.ranks)
-    write_output(options.output, json.dumps([asdict(timing) for timing in timings], indent=1) + "\n")
-    for timing in timings:
-        print(
-            f"{timing.way}, {timing.processes} process{'es' * (timing.processes > 1)}: "
-            f"{timing.tokens / timing.cpu_seconds:,.0f} tokens a CPU second, "
-            f"{timing.tokens / timing.wall_seconds:,.0f} a second"
-        )
+        records = measure(ways(text, tokenizer, Path(folder), options.ranks), options.repeats)
+        if not same_corpus(Path(folder) / "one", Path(folder) / "many"):
+            raise InputError("one process and several wrote different corpora")
+    result.write(records)
     return 0
 
 
@@ -114,42 +111,59 @@ def train_tokenizer(folder: Path, text: Path) -> str:
     return str(output)
 
 
-def measure(text: Path, tokenizer: str, folder: Path, ranks: int) -> list[Timing]:
-    """All three ways; they must agree on the number of tokens."""
+def ways(text: Path, tokenizer: str, folder: Path, ranks: int) -> list[Way]:
+    """All three ways."""
     tool = [
-        sys.executable,
-        "tools/preprocess_data.py",
-        "--input",
-        str(text),
-        "--tokenizer",
-        tokenizer,
-        "--output-prefix",
+        *(sys.executable, "tools/preprocess_data.py", "--overwrite"),
+        *("--input", str(text), "--tokenizer", tokenizer, "--output-prefix"),
     ]
     mpirun = [str(Path(sys.executable).parent / "mpirun"), "--oversubscribe", "-n", str(ranks)]
     loop = [sys.executable, "-c", PLAIN_LOOP, str(text), tokenizer]
     one, many = folder / "one", folder / "many"
-    timings = [
-        timed("plain loop", 1, loop, int),
-        timed("preprocess_data.py", 1, [*tool, str(one), "--workers", "1"], lambda _: _tokens(one)),
-        timed("preprocess_data.py under mpirun", ranks, [*mpirun, *tool, str(many)], lambda _: _tokens(many)),
+    return [
+        Way("plain loop", 1, loop, int),
+        Way("preprocess_data.py", 1, [*tool, str(one), "--workers", "1"], lambda _: _tokens(one)),
+        Way("preprocess_data.py under mpirun", ranks, [*mpirun, *tool, str(many)], lambda _: _tokens(many)),
     ]
-    if (
-        len({timing.tokens for timing in timings}) != 1
-        or one.with_name("one.bin").read_bytes() != many.with_name("many.bin").read_bytes()
-    ):
-        raise InputError(f"the ways do not agree: {timings}")
-    return timings
 
 
-def timed(way: str, processes: int, command: Sequence[str], tokens: Callable[[str], int]) -> Timing:
-    """Run a command and count its CPU time, that of its children included."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    start = time.perf_counter()
-    printed = run(command)
-    wall = time.perf_counter() - start
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    return Timing(way, processes, tokens(printed), wall, cpu)
+def measure(ways: Sequence[Way], repeats: int) -> list[Record]:
+    """One record a way.
+
+    Raises:
+        InputError: a command failed, or the ways do not agree on the number of tokens.
+    """
+    seconds: dict[str, list[float]] = {way.name: [] for way in ways}
+    processor: dict[str, list[float]] = {way.name: [] for way in ways}
+    tokens: dict[str, int] = {}
+    with counted_calls("preprocessing", repeats * len(ways)) as on_call:
+        for _ in range(repeats):
+            for way in ways:
+                on_call(way.name)
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                start = time.perf_counter()
+                printed = run(way.command)
+                seconds[way.name].append(time.perf_counter() - start)
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                used = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime  # children included
+                processor[way.name].append(used)
+                tokens[way.name] = way.tokens(printed)
+    if len(set(tokens.values())) != 1:
+        raise InputError(f"the ways do not agree on the number of tokens: {tokens}")
+    records = []
+    for way in ways:
+        record = timed(f"{way.name}, {way.processes} process{'es' * (way.processes > 1)}", seconds[way.name])
+        record |= {"tokens": tokens[way.name], "all_processor_seconds": processor[way.name]}
+        record["processor_seconds"] = statistics.median(processor[way.name])
+        record["tokens_per_second"] = record["tokens"] / record["seconds"]
+        record["tokens_per_processor_second"] = record["tokens"] / record["processor_seconds"]
+        records.append(record)
+    return records
+
+
+def same_corpus(one: Path, other: Path) -> bool:
+    """Whether two prefixes hold the same tokens."""
+    return one.with_name(f"{one.name}.bin").read_bytes() == other.with_name(f"{other.name}.bin").read_bytes()
 
 
 def run(command: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from evaluation.files import write_output
+from evaluation.machine import describe_machine
 from orthros_train.command_line import CommandParser, run_command
 from orthros_train.errors import InputError
 
@@ -20,8 +21,6 @@ EXAMPLES = """\
 
 def record(command: Sequence[str], output: Path) -> int:
     """Run `command`, showing what it prints; write that with its circumstances to `output`; return its exit code."""
-    from evaluation.machine import describe_machine  # noqa: PLC0415
-
     machine = describe_machine()
     started = datetime.now(UTC).isoformat(timespec="seconds")
     start = time.perf_counter()

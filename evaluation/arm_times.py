@@ -11,6 +11,7 @@ DECODE_STEPS = 32  # timed after each context length, one warm-up step before th
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
     from orthros_train.model import OrthrosForCausalLM
 
@@ -27,11 +28,11 @@ def measure_prefill(
 
     records = []
     for length in lengths:
-        ids = _random_ids(next(iter(models.values())), length, seed)
+        ids = random_ids(next(iter(models.values())), length, seed)
         calls = {name: _prefill_call(model, ids) for name, model in models.items()}
-        for name, seconds in _interleaved(calls, repeats).items():
+        for name, seconds in interleaved(calls, repeats).items():
             flops = prefill_flops(models[name].config, length).total
-            records.append({"arm": name, "length": length, **_times(seconds), "flops": flops})
+            records.append({"arm": name, "length": length, **times(seconds), "flops": flops})
     return records
 
 
@@ -43,11 +44,11 @@ def measure_decode(
 
     records = []
     for context in contexts:
-        ids = _random_ids(next(iter(models.values())), context, seed)
+        ids = random_ids(next(iter(models.values())), context, seed)
         calls = {name: _decode_call(model, ids) for name, model in models.items()}
-        for name, seconds in _interleaved(calls, steps).items():
+        for name, seconds in interleaved(calls, steps).items():
             flops = decode_flops(models[name].config, context).total
-            records.append({"arm": name, "context": context, **_times(seconds), "flops": flops})
+            records.append({"arm": name, "context": context, **times(seconds), "flops": flops})
     return records
 
 
@@ -60,21 +61,24 @@ def measure_training(
     """
     from orthros_train.model.flops import training_flops  # noqa: PLC0415
 
-    ids = _random_ids(next(iter(models.values())), rows * length, seed).view(rows, length)
+    ids = random_ids(next(iter(models.values())), rows * length, seed).view(rows, length)
     calls = {name: _training_call(model, ids) for name, model in models.items()}
     records = []
-    for name, seconds in _interleaved(calls, repeats).items():
+    for name, seconds in interleaved(calls, repeats).items():
         flops = rows * training_flops(models[name].config, [length]).total
-        records.append({"arm": name, **_times(seconds), "flops": flops})
+        records.append({"arm": name, **times(seconds), "flops": flops})
         models[name].zero_grad(set_to_none=True)
     return records
 
 
-def _times(seconds: list[float]) -> dict[str, Any]:
-    return {"seconds": statistics.median(seconds), "all_seconds": seconds}
+def times(seconds: Sequence[float]) -> dict[str, Any]:
+    """The median, every time, and their spread: from the least to the greatest, as a share of the median."""
+    median = statistics.median(seconds)
+    return {"seconds": median, "all_seconds": list(seconds), "spread": (max(seconds) - min(seconds)) / median}
 
 
-def _random_ids(model: OrthrosForCausalLM, length: int, seed: int) -> torch.Tensor:
+def random_ids(model: PreTrainedModel, length: int, seed: int) -> torch.Tensor:
+    """One row of ids (1, length) on the model's device."""
     import torch  # noqa: PLC0415
 
     generator = torch.Generator().manual_seed(seed)
@@ -82,7 +86,7 @@ def _random_ids(model: OrthrosForCausalLM, length: int, seed: int) -> torch.Tens
 
 
 def _prefill_call(model: OrthrosForCausalLM, ids: torch.Tensor) -> Callable[[], None]:
-    return lambda: _finish(model.prefill(ids)[0])
+    return lambda: finish(model.prefill(ids)[0])
 
 
 def _decode_call(model: OrthrosForCausalLM, ids: torch.Tensor) -> Callable[[], None]:
@@ -90,7 +94,7 @@ def _decode_call(model: OrthrosForCausalLM, ids: torch.Tensor) -> Callable[[], N
 
     with torch.no_grad():
         cache = model.prefill(ids)[1]
-    return lambda: _finish(model.decode(ids[:, -1], cache))
+    return lambda: finish(model.decode(ids[:, -1], cache))
 
 
 def _training_call(model: OrthrosForCausalLM, ids: torch.Tensor) -> Callable[[], None]:
@@ -98,29 +102,36 @@ def _training_call(model: OrthrosForCausalLM, ids: torch.Tensor) -> Callable[[],
 
     def call() -> None:
         with torch.enable_grad():
-            output = model(ids, labels=ids, use_cache=False)
-            output.loss.backward()
-        _finish(output.logits)
+            loss = model(ids, labels=ids, use_cache=False, return_logits=False).loss
+            loss.backward()
+        finish(loss)
 
     return call
 
 
-def _finish(logits: torch.Tensor) -> None:
+def finish(result: torch.Tensor) -> None:
     """Wait for the device: CUDA calls return before the work is done."""
     import torch  # noqa: PLC0415
 
-    if logits.is_cuda:
-        torch.cuda.synchronize(logits.device)
+    if result.is_cuda:
+        torch.cuda.synchronize(result.device)
 
 
-def _interleaved(calls: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each call, `repeats` times in turn, after one warm-up call each."""
+def interleaved(
+    calls: Mapping[str, Callable[[], object]], repeats: int, on_call: Callable[[str], None] | None = None
+) -> dict[str, list[float]]:
+    """Seconds of each call, `repeats` times in turn, after one warm-up call each; gradients are off.
+
+    `on_call` is told the name of each call before it is made, warm-ups included.
+    """
     import torch  # noqa: PLC0415
 
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     with torch.no_grad():
         for repeat in range(repeats + 1):
             for name, call in calls.items():
+                if on_call is not None:
+                    on_call(name)
                 start = time.perf_counter()
                 call()
                 if repeat:

@@ -7,10 +7,19 @@ Versions of lm-eval that read the entry-point group `lm_eval.models` need no suc
 
 from __future__ import annotations
 
+import sys
+
 from lm_eval.__main__ import cli_evaluate
 
-import evaluation.lm_eval_model  # noqa: F401  registers the model type
 from orthros_train.command_line import run_command
 
+
+def main() -> None:
+    """lm-eval's command; a question for its help waits for no model."""
+    if not {"-h", "--help"} & set(sys.argv):
+        import evaluation.lm_eval_model  # noqa: F401, PLC0415  registers the model type
+    cli_evaluate()
+
+
 if __name__ == "__main__":
-    run_command(cli_evaluate)
+    run_command(main)

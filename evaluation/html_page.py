@@ -5,12 +5,14 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from markdown_it import MarkdownIt
-from matplotlib.figure import Figure
 
-from evaluation import plots
 from evaluation.files import write_output
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PAGE = """<!doctype html>
 <html lang="en">
@@ -44,6 +46,8 @@ BODY</body>
 
 def html_page(title: str, text: str, figures: Mapping[str, Figure]) -> str:
     """The Markdown `text` as a page in which the image plots/NAME.png became the SVG of figure NAME."""
+    from evaluation import plots  # noqa: PLC0415 (imports matplotlib)
+
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
     for name, figure in figures.items():
         start = body.index(f'<p><img src="plots/{name}.png"')
@@ -54,6 +58,8 @@ def html_page(title: str, text: str, figures: Mapping[str, Figure]) -> str:
 
 def write_report(folder: Path, stem: str, title: str, text: str, figures: Mapping[str, Figure]) -> None:
     """Write STEM.md, STEM.html and plots/NAME.png into `folder`; the text names each plot as an image."""
+    from evaluation import plots  # noqa: PLC0415 (imports matplotlib)
+
     for name, figure in figures.items():
         plots.save_png(figure, folder / "plots" / f"{name}.png")
     write_output(folder / f"{stem}.md", text)

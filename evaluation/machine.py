@@ -9,11 +9,11 @@ from typing import Any
 
 import psutil
 
-from orthros_train.training.run_folder import git_commit, installed_versions
-
 
 def describe_machine() -> dict[str, Any]:
     """Processor, usable cores, memory and the versions that matter."""
+    from orthros_train.training.run_folder import git_commit, installed_versions  # noqa: PLC0415 (imports torch)
+
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

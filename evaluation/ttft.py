@@ -12,30 +12,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
-
+from evaluation.benchmarking.models import build_model, check_kernel, recipe_config
+from evaluation.benchmarking.peak_memory import MIB, in_own_process, memory_growth_mib
 from evaluation.command_line import whole_numbers
 from evaluation.files import prepare_output, write_output
 from evaluation.html_page import table, write_report
 from evaluation.machine import describe_machine
-from evaluation.model_folder import DTYPES, torch_device, torch_dtype
+from evaluation.model_folder import DTYPES, torch_device
 from evaluation.paper import DECODE, TTFT
-from evaluation.plots import COLORS, LABELS, STYLE
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
-    from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+    from matplotlib.figure import Figure
+
+    from orthros_train.model import OrthrosConfig
 
 GIB = 2**30
 DESCRIPTION = """Measure time to first token, decoding speed and peak memory of both arms against prompt length.
@@ -63,6 +59,10 @@ def arm_configs(options: argparse.Namespace) -> dict[str, OrthrosConfig]:
     values = config.to_dict()
     if options.base_window is not None:
         values |= {"architecture": "orthros", "query_affine": None, "base_window": options.base_window}
+    if options.attention_kernel is not None:
+        dtype = "fp32" if options.dtype == "auto" else options.dtype
+        check_kernel(options.attention_kernel, options.device, dtype, False, config.base_sinks)
+        values["attention_kernel"] = options.attention_kernel
     needed = max(options.prompt_lengths) + options.decode_steps + 1
     values["max_position_embeddings"] = max(config.max_position_embeddings, needed)
     chosen = OrthrosConfig(**values)
@@ -73,15 +73,8 @@ def arm_configs(options: argparse.Namespace) -> dict[str, OrthrosConfig]:
 
 
 def _named_config(options: argparse.Namespace) -> OrthrosConfig:
-    from orthros_train.config import Config, orthros_config  # noqa: PLC0415
-    from orthros_train.config.loading import load_yaml  # noqa: PLC0415
-
     if options.config is not None:
-        from orthros_train.data.tokenizers import load_tokenizer  # noqa: PLC0415
-
-        config = load_yaml(Config, options.config)
-        vocabulary = config.model.vocab_size or load_tokenizer(config.tokenizer).vocab_size
-        return orthros_config(config, vocabulary)
+        return recipe_config(options.config)
     from evaluation.model_folder import read_config  # noqa: PLC0415
     from orthros_train.conversion.source_config import read_source_config  # noqa: PLC0415
     from orthros_train.model import OrthrosConfig  # noqa: PLC0415
@@ -96,21 +89,6 @@ def _named_config(options: argparse.Namespace) -> OrthrosConfig:
     return build_config(values, str(path))
 
 
-def build_model(config: OrthrosConfig, dtype: str, device: str) -> OrthrosForCausalLM:
-    """A model with random weights."""
-    import torch  # noqa: PLC0415
-
-    from orthros_train.model import OrthrosForCausalLM  # noqa: PLC0415
-
-    previous = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32 if dtype == "auto" else torch_dtype(dtype))
-    try:
-        with torch.device(device):
-            return OrthrosForCausalLM(config).eval()
-    finally:
-        torch.set_default_dtype(previous)
-
-
 def measure(options: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
     """All figures, JSON-ready; `command` are the arguments that a child process builds the same models from."""
     import torch  # noqa: PLC0415
@@ -120,7 +98,8 @@ def measure(options: argparse.Namespace, command: Sequence[str]) -> dict[str, An
     from orthros_train.model.parameter_count import parameter_count  # noqa: PLC0415
 
     configs = arm_configs(options)
-    models = {arm: build_model(config, options.dtype, options.device) for arm, config in configs.items()}
+    dtype = "fp32" if options.dtype == "auto" else options.dtype
+    models = {arm: build_model(config, dtype, options.device) for arm, config in configs.items()}
     records: dict[tuple[str, int], dict[str, Any]] = {}
     lengths = sorted(set(options.prompt_lengths))
     with Progress("prompt lengths", len(lengths)) as progress:
@@ -147,7 +126,7 @@ def measure(options: argparse.Namespace, command: Sequence[str]) -> dict[str, An
         "device": options.device,
         "device_name": torch.cuda.get_device_name() if options.device.startswith("cuda") else None,
         "threads": torch.get_num_threads(),
-        "dtype": options.dtype if options.dtype != "auto" else "fp32",
+        "dtype": dtype,
         "repeats": options.repeats,
         "decode_steps": options.decode_steps,
         "base_window": configs["orthros"].base_window,
@@ -170,36 +149,29 @@ def _ratio(records: Mapping[tuple[str, int], Mapping[str, Any]], length: int) ->
 
 
 def _peak_in_child(command: Sequence[str], arm: str, length: int) -> float:
-    arguments = [sys.executable, "-m", "evaluation.ttft", *command, "--peak-of", f"{arm}:{length}"]
-    outcome = subprocess.run(arguments, capture_output=True, text=True, check=False, env=os.environ.copy())
-    if outcome.returncode:
-        reason = next((line for line in reversed(outcome.stderr.splitlines()) if line.strip()), "killed")
-        raise InputError(f"the peak memory of {arm} at {length} tokens cannot be measured: {reason}")
-    return float(json.loads(outcome.stdout.splitlines()[-1])["peak_memory_gib"])
+    arguments = ["-m", "evaluation.ttft", *command, "--peak-of", f"{arm}:{length}"]
+    return float(in_own_process(arguments, f"the peak memory of {arm} at {length} tokens")["peak_memory_gib"])
 
 
 def peak_memory(options: argparse.Namespace) -> float:
     """GiB that one prefill needs at most beyond what the process holds before it; for `--peak-of`, in this process."""
-    import psutil  # noqa: PLC0415
     import torch  # noqa: PLC0415
 
     arm, length = options.peak_of.split(":")
-    model = build_model(arm_configs(options)[arm], options.dtype, options.device)
+    dtype = "fp32" if options.dtype == "auto" else options.dtype
+    model = build_model(arm_configs(options)[arm], dtype, options.device)
     ids = torch.zeros(1, int(length), dtype=torch.int64, device=model.device)
-    if model.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        model.prefill(ids)
-        torch.cuda.synchronize()
-        return (torch.cuda.max_memory_allocated() - before) / GIB
-    before = psutil.Process().memory_info().rss
-    model.prefill(ids)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - before, 0) / GIB
+    return memory_growth_mib(lambda: model.prefill(ids), options.device) * MIB / GIB
 
 
 def ttft_plot(results: Mapping[str, Any]) -> Figure:
     """Time to first token (left) and the ratio of the arms, measured and by FLOPs (right), against prompt length."""
+    import matplotlib as mpl  # noqa: PLC0415
+    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.ticker import FuncFormatter  # noqa: PLC0415
+
+    from evaluation.plots import COLORS, LABELS, STYLE  # noqa: PLC0415
+
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.2, 3.4), layout="constrained")
         left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
@@ -273,6 +245,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON file to write")
     parser.add_argument("--prompt-lengths", type=whole_numbers, default=[2048, 8192], help="default: 2048,8192")
     parser.add_argument("--base-window", type=positive_int, metavar="W", help="w of the Orthros arm")
+    parser.add_argument("--attention-kernel", metavar="NAME", help="default: the model's own")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="default: auto, fp32")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     parser.add_argument("--repeats", type=positive_int, default=3, help="timed prefills; default: 3")

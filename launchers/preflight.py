@@ -19,9 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
@@ -30,8 +29,9 @@ from orthros_train.command_line import CommandParser, run_command
 from orthros_train.config import Config, load_config
 from orthros_train.data.manifest import bin_path, idx_path, manifest_path
 from orthros_train.errors import InputError
-from orthros_train.training.ranks import Ranks, start_ranks
-from orthros_train.training.run_folder import git_commit, installed_versions
+
+if TYPE_CHECKING:
+    from orthros_train.training.ranks import Ranks
 
 EXAMPLES = """\
   srun torchrun --nnodes 2 --nproc-per-node 8 … launchers/preflight.py configs/orthros_1.3b.yaml
@@ -73,6 +73,8 @@ def build_parser() -> CommandParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check; 0 if all is well, 2 if not. Raises InputError on bad input."""
     options = build_parser().parse_intermixed_args(arguments)
+    from orthros_train.training.ranks import start_ranks  # noqa: PLC0415 (imports torch: seconds)
+
     config = load_config(options.config, options.overrides)
     ranks = start_ranks(TIMEOUT_SECONDS)
     reports = ranks.gather_objects(look(config, ranks))
@@ -81,15 +83,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(reports, find_warnings(reports))
         for problem in problems:
             print(f"preflight: {problem}", file=sys.stderr)
-    dist.barrier(group=ranks.control_group)  # nobody leaves before it is shown
+    wait_for_all(ranks)  # nobody leaves before it is shown
     return 2 if problems else 0
 
 
 def look(config: Config, ranks: Ranks) -> Report:
     """Everything that this rank can find out; collective."""
+    import torch  # noqa: PLC0415
+
+    from orthros_train.training.run_folder import git_commit, installed_versions  # noqa: PLC0415
+
     run = Path(config.output_dir)
     folder_problem = check_folder(run, ranks)
-    dist.barrier(group=ranks.control_group)
+    wait_for_all(ranks)
     clock = time.time()
     receive, all_reduce = measure_bandwidth(ranks)
     cuda = ranks.device.type == "cuda"
@@ -110,6 +116,13 @@ def look(config: Config, ranks: Ranks) -> Report:
     )
 
 
+def wait_for_all(ranks: Ranks) -> None:
+    """Until every rank is here; collective."""
+    import torch.distributed as dist  # noqa: PLC0415
+
+    dist.barrier(group=ranks.control_group)
+
+
 def check_folder(run: Path, ranks: Ranks) -> str | None:
     """Whether this rank sees what rank 0 writes in the run's folder, and rank 0 what it writes; collective."""
     folder = run / LOG_FOLDER
@@ -124,7 +137,7 @@ def check_folder(run: Path, ranks: Ranks) -> str | None:
         return None
 
     problem = write()
-    dist.barrier(group=ranks.control_group)
+    wait_for_all(ranks)
     (seen,) = _seen([folder / "preflight-0"])
     written = ranks.share(_seen([folder / f"preflight-{rank}" for rank in range(ranks.world_size)]))
     if problem is None:
@@ -151,6 +164,9 @@ def measure_bandwidth(ranks: Ranks) -> tuple[float, float]:
     """
     if ranks.world_size == 1:
         return float("inf"), float("inf")
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+
     cuda = ranks.device.type == "cuda"
     count = (1 << 26 if cuda else 1 << 20) // 4  # 64 MiB, or 1 MiB over gloo
     tensor, received = (torch.ones(count, device=ranks.device) for _ in range(2))
@@ -169,9 +185,11 @@ def measure_bandwidth(ranks: Ranks) -> tuple[float, float]:
 
 def _seconds(work: Callable[[], object], ranks: Ranks) -> float:
     """Shortest time of a few repetitions, after one to warm up."""
+    import torch  # noqa: PLC0415
+
     times = []
     for _ in range(REPEATS + 1):
-        dist.barrier(group=ranks.control_group)
+        wait_for_all(ranks)
         start = time.perf_counter()
         work()
         if ranks.device.type == "cuda":
@@ -283,7 +301,11 @@ def run() -> int:
         return main(sys.argv[1:])
     except InputError as error:
         raise InputError(f"{socket.gethostname()}: {error}") from error
-    except dist.DistError as error:
+    except RuntimeError as error:
+        from torch.distributed import DistError  # noqa: PLC0415
+
+        if not isinstance(error, DistError):
+            raise
         raise InputError(f"{socket.gethostname()}: the ranks do not meet or lose each other: {error}") from error
 
 

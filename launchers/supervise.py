@@ -45,6 +45,8 @@ def build_parser() -> CommandParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command behind `--`; the exit code. Raises InputError."""
+    if {"-h", "--help"} & set(arguments[:1]):
+        build_parser().parse_args(["--help"])
     if "--" not in arguments:
         raise InputError("no launcher: write -- and its command behind the run's arguments (see --help)")
     split = list(arguments).index("--")

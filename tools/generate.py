@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from evaluation.model_folder import DTYPES, is_out_of_memory, load_folder_tokenizer, load_model
-from evaluation.text_stream import StopTextStreamer, cut_at_stop
 from orthros_train.command_line import CommandParser, int_between, positive_int, run_command, seed, unicode_text
 from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from evaluation.text_stream import StopTextStreamer
     from orthros_train.model import OrthrosForCausalLM
 
 DESCRIPTION = """Continue prompts with an Orthros model; prints each prompt with its continuation.
@@ -187,6 +187,8 @@ def continuations(
         ) from error
     width = batch["input_ids"].shape[1]
     texts = tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
+    from evaluation.text_stream import cut_at_stop  # noqa: PLC0415 (imports transformers)
+
     return [cut_at_stop(text, stops)[0] for text in texts]
 
 
@@ -194,6 +196,8 @@ def print_streamed(
     model: OrthrosForCausalLM, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], options: argparse.Namespace
 ) -> None:
     """Print the prompts one after another, each continuation as it grows."""
+    from evaluation.text_stream import StopTextStreamer  # noqa: PLC0415 (imports transformers)
+
     stops = [text.replace("\\n", "\n").replace("\\t", "\t") for text in options.stop]
     for number, prompt in enumerate(prompts, start=1):
         if len(prompts) > 1:

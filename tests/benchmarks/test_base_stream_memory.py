@@ -16,6 +16,7 @@ from orthros_train.model import attention_kernels
 
 def record(length: int, **changes: Any) -> dict[str, Any]:
     linear = {
+        "case": f"T={length}",
         "length": length,
         "seconds": length / 1e5,
         "peak_growth_mib": length / 1e3,
@@ -54,15 +55,24 @@ def test_the_largest_tensor_is_seen_forward_and_backward(monkeypatch: pytest.Mon
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(base_stream_memory, "_in_own_process", lambda _, length: record(length))
+    def measured(command: list[str], what: str, **changes: Any) -> dict[str, Any]:
+        assert command[-2] == "--one-length"
+        assert what == f"T={command[-1]}"
+        return record(int(command[-1]), **changes)
+
+    monkeypatch.setattr(base_stream_memory, "in_own_process", measured)
     output = tmp_path / "new" / "result.json"
     assert base_stream_memory.main(["--output", str(output), "--lengths", "32768,8192"]) == 0
     content = json.loads(output.read_text())
     assert content["passed"]
     assert [entry["length"] for entry in content["records"]] == [8192, 32768]
-    assert (content["threads"], content["window"]) == (1, 256)
+    assert (content["settings"]["threads"], content["settings"]["window"]) == (1, 256)
     assert "largest tensor" in capsys.readouterr().out
-    monkeypatch.setattr(base_stream_memory, "_in_own_process", lambda _, length: record(length, seconds=length**2))
+    monkeypatch.setattr(
+        base_stream_memory,
+        "in_own_process",
+        lambda command, what: measured(command, what, seconds=int(command[-1]) ** 2),
+    )
     assert base_stream_memory.main(["--output", str(output)]) == 1
     assert "FAIL: time grew 16.00×" in capsys.readouterr().out
 

@@ -19,7 +19,7 @@ def test_arms_are_measured_in_turn_after_a_warm_up(monkeypatch: pytest.MonkeyPat
     calls: list[str] = []
     clock = iter(range(1000))
     monkeypatch.setattr(arm_times.time, "perf_counter", lambda: float(next(clock)))
-    seconds = arm_times._interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=2)
+    seconds = arm_times.interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=2)
     assert calls == ["a", "b"] * 3
     assert seconds == {"a": [1.0, 1.0], "b": [1.0, 1.0]}
 

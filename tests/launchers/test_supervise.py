@@ -136,6 +136,12 @@ def test_help(script: str) -> None:
     assert "set -" not in printed
 
 
+def test_help_of_the_command_itself() -> None:
+    code, printed = finish(start(sys.executable, "launchers/supervise.py", "--help"))
+    assert code == 0
+    assert "examples:" in printed
+
+
 @pytest.mark.evidence
 def test_every_launcher_trains_the_same(config: tuple[Config, str], tmp_path: Path) -> None:
     expected = config[0].model_copy(update={"output_dir": str(tmp_path / "forked")})

@@ -1,0 +1,1 @@
+"""What the benchmarks share: results that can be compared, the models they time, peak memory, profiles."""

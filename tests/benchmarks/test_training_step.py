@@ -1,0 +1,122 @@
+"""The benchmark's rows and counts, the optimizer's step, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import training_step
+from benchmarks.training_step import batch_for, build_parser, flops_of, step_call
+from evaluation.benchmarking.models import arm_configs, build_arms
+from orthros_train.errors import InputError
+from orthros_train.model.flops import training_flops
+from tests.benchmarks.shapes import QUICK
+
+SMALL = (*QUICK, "--length", "64", "--repeats", "2")
+
+
+def run(tmp_path: Path, *arguments: str) -> dict[str, dict[str, Any]]:
+    output = tmp_path / "new" / "step.json"
+    assert training_step.main(["--output", str(output), *SMALL, *arguments]) == 0
+    return {record["case"]: record for record in json.loads(output.read_text())["records"]}
+
+
+def options(*arguments: str) -> Any:
+    return build_parser().parse_args(["--output", "x", *SMALL, *arguments])
+
+
+def test_answers_are_at_the_end_of_each_conversation() -> None:
+    batch = batch_for("orthros sft", options("--conversations", "2", "--answer-share", "0.25", "--rows", "3"), 61)
+    assert batch["output_positions"].tolist() == [[*range(24, 32), *range(56, 64)]] * 3
+    assert batch["shift_labels"].shape == (3, 16)
+    assert batch["document_ids"].tolist() == [[0] * 32 + [1] * 32] * 3
+    batch = batch_for("orthros sft", options("--conversations", "3", "--answer-share", "0.1"), 61)
+    assert batch["output_positions"].tolist() == [[19, 20, 40, 41, 62, 63]]  # the last one has what does not divide
+
+
+def test_one_conversation_is_a_plain_row() -> None:
+    assert batch_for("transformer pt", options(), 61).keys() == {"input_ids", "shift_labels"}
+    assert batch_for("llama pt", options(), 61).keys() == {"input_ids", "labels"}
+
+
+def test_flops_are_the_counters() -> None:
+    given = options("--rows", "2", "--answer-share", "0.5", "--conversations", "2")
+    configs = arm_configs(given, 64, gradients=True)
+    sft = batch_for("orthros sft", given, 61)
+    columns = [*range(16, 32), *range(48, 64)]
+    expected = 2 * training_flops(configs["orthros"], [32, 32], columns).total
+    assert flops_of("orthros sft", configs, sft) == expected
+    pt = batch_for("llama pt", given, 61)
+    assert flops_of("llama pt", configs, pt) == 2 * training_flops(configs["transformer"], [64]).total
+
+
+def test_a_step_leaves_no_gradients_and_the_optimizer_moves_the_weights() -> None:
+    for optimizer in (False, True):
+        given = options(*["--optimizer"] * optimizer, "--recompute")
+        model = build_arms(arm_configs(given, 64, gradients=True), ["orthros"], "fp32", "cpu")["orthros"]
+        before = model.lm_head.weight.clone()
+        with torch.no_grad():
+            step_call(model, batch_for("orthros pt", given, 61), given)()
+        assert all(parameter.grad is None for parameter in model.parameters())
+        assert torch.equal(before, model.lm_head.weight) != optimizer
+        assert model.is_activation_checkpointing
+
+
+def test_every_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = run(tmp_path, "--peak-tflops", "1")
+    assert list(records) == ["transformer pt", "orthros pt", "llama pt", "transformer sft", "orthros sft"]
+    flops = {case: record["flops"] for case, record in records.items()}
+    assert flops["transformer sft"] < flops["transformer pt"] == flops["llama pt"] < flops["orthros pt"]
+    for case, record in records.items():
+        base = records[f"transformer {case.split()[1]}"]
+        assert record["flop_ratio"] == pytest.approx(base["flops"] / record["flops"])
+        assert record["mfu_exact"] == pytest.approx(record["flops"] / record["seconds"] / 1e12)
+        assert record["tokens_per_second"] == pytest.approx(64 / record["seconds"])
+    assert "orthros sft" in capsys.readouterr().out
+
+
+def test_packed_rows_leave_llama_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def child(command: list[str], what: str) -> float:
+        asked.append(command[-1])
+        return 2.5
+
+    monkeypatch.setattr("evaluation.benchmarking.peak_memory.in_own_process", child)
+    records = run(tmp_path, "--conversations", "4", "--uses", "pt", "--peak-memory")
+    assert list(records) == asked == ["transformer pt", "orthros pt"]
+    assert records["orthros pt"]["peak_growth_mib"] == 2.5
+    assert records["orthros pt"]["mfu_exact"] is None
+
+
+def test_the_peak_of_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Logits are held only where that is asked for."""
+    big = ["--length", "4096", "--vocabulary", "12000", "--peak-of", "transformer pt"]
+    logits_mib = 4096 * 12000 * 4 / 2**20
+    peaks = []
+    for option in ([], ["--all-logits"]):
+        assert training_step.main(["--output", str(tmp_path / "x.json"), *SMALL, *big, *option]) == 0
+        peaks.append(float(capsys.readouterr().out))
+    assert peaks[0] < 0.7 * peaks[1]
+    assert logits_mib < peaks[1] < 10 * logits_mib
+    assert not (tmp_path / "x.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--answer-share", "0"), "give a share above 0 and at most 1"),
+        (("--length", "3", "--conversations", "4"), "--conversations must be at most --length"),
+        (("--uses", "pt,rl"), "not a list of pt, sft"),
+        (("--arms", "llama", "--uses", "sft"), "LlamaForCausalLM alone is measured in pretraining"),
+        (("--peak-of", "orthros rl"), "'orthros rl' is none of transformer pt"),
+        (("--attention-kernel", "flex"), "FlexAttention has no backward on CPU"),
+    ],
+)
+def test_bad_input(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        training_step.main(["--output", str(tmp_path / "x.json"), *SMALL, *arguments])

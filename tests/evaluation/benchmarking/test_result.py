@@ -1,0 +1,73 @@
+"""Results hold what a comparison needs; figures are derived as their names say."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from evaluation.benchmarking.result import Result, counted_calls, read_results, set_against, timed
+from orthros_train.errors import InputError
+
+
+def options(output: Path, **more: object) -> argparse.Namespace:
+    return argparse.Namespace(output=output, repeats=3, device="cpu", **more)
+
+
+def test_figures() -> None:
+    slow, fast = timed("slow", [6.0, 4.0, 8.0], 30), timed("fast", [2.0, 1.0, 3.0], 20, arm="orthros")
+    assert (slow["seconds"], slow["spread"], slow["flops_per_second"]) == (6.0, 4 / 6, 5.0)
+    assert fast["arm"] == "orthros"
+    set_against([slow, fast], slow)
+    assert (slow["speedup"], slow["flop_ratio"], slow["share"]) == (1, 1, 1)
+    assert (fast["speedup"], fast["flop_ratio"], fast["share"]) == (3.0, 1.5, 2.0)
+
+
+def test_what_is_written_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "new" / "speed.json"
+    result = Result("speed", options(output, length=8, folder=Path("x"), verbose=True), ["verbose"], shape={"D": 4})
+    result.write([timed("a", [1.0, 2.0, 3.0]), {**timed("b", [1.0]), "peak_growth_mib": 7.5}], ["a note"], passed=True)
+    content = read_results(output)
+    assert content["benchmark"] == "speed"
+    assert content["settings"] == {"length": 8, "folder": "x", "device": "cpu", "shape": {"D": 4}}
+    assert content["machine"]["device"] == "cpu"
+    assert content["machine"]["cores"] >= 1
+    assert set(content["load_average"]) == {"before", "after"}
+    assert [record["all_seconds"] for record in content["records"]] == [[1.0, 2.0, 3.0], [1.0]]
+    assert content["passed"] is True
+    shown = capsys.readouterr().out
+    assert "median s" in shown
+    assert "7.5" in shown
+    assert "a note" in shown
+    assert "FLOPs" not in shown  # no record has any
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"benchmark": "x", "settings": {}, "machine": {}}'])
+def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=r"x\.json"):
+        read_results(path)
+    with pytest.raises(InputError, match="absent"):
+        read_results(tmp_path / "absent.json")
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is a folder"):
+        Result("speed", options(tmp_path))
+
+
+def test_progress_counts_the_calls(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orthros_train.data.progress.PLAIN_INTERVAL_SECONDS", 0.0)
+    with counted_calls("speed", 4) as on_call:
+        on_call("a")
+        on_call("b")
+    assert capsys.readouterr().err.splitlines() == ["speed: 0%, a", "speed: 25%, b"]
+
+
+def test_json_is_plain(tmp_path: Path) -> None:
+    output = tmp_path / "x.json"
+    Result("speed", options(output)).write([timed("a", [1.0])])
+    assert json.loads(output.read_text())["records"][0]["case"] == "a"
