@@ -29,6 +29,7 @@ PARAMETERS: dict[
     "transformer_1.3b": (1_298_761_728, "1.30B"),
     "llama3.1_8b_conversion": (8_030_777_344, "8.03B"),
     "sft": (134_141_184, None),
+    "demo_convert": (134_582_976, None),
 }
 SHORT = ("train.steps=40", "schedule.warmup_steps=0")
 
