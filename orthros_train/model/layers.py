@@ -4,6 +4,7 @@ Shapes: B batch, T base tokens, M output tokens, D width, F FFN width.
 Through a layer both streams travel as one tensor [X;Y] (B, T+M, D), so every token-wise product is one GEMM.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -26,7 +27,9 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, D) -> (B, N, D)."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # (B, N, F) -> (B, N, D)
+        gate, up = F.silu(self.gate_proj(x)), self.up_proj(x)  # (B, N, F)
+        gated = gate * up if torch.is_grad_enabled() else gate.mul_(up)  # a prefill is bound by memory here
+        return self.down_proj(gated)  # (B, N, F) -> (B, N, D)
 
 
 class OrthrosLayer(GradientCheckpointingLayer):
