@@ -52,8 +52,8 @@ class ConversionDemo:
         """Raises InputError for an unfit configuration and for a folder of another demo."""
         self.config_path, self.output, self.cache, self.ranks = config, output, cache, ranks
         self.overrides = [*overrides, f"data.train=[{{prefix: {output}/data/train}}]"]
-        whole = ("init_from=null", f"tokenizer.path={output}/models/orthros", f"output_dir={output}")
-        self.config = load_config(config, [*self.overrides, *whole])  # the folders are not there yet
+        # the converted folders are not there yet, and would fill in options later that they cannot fill in now
+        self.config = load_config(config, [*self.overrides, f"init_from={output}/models", f"output_dir={output}"])
         self.window = self.config.model.base_window
         if self.window is None or self.window >= LENGTH:
             raise InputError(f"model.base_window is {self.window}; give a window below {LENGTH}, the tokens scored")
@@ -119,6 +119,7 @@ class ConversionDemo:
             "sequence_length": config.train.sequence_length,
             "learning_rate": config.optimizer.learning_rate,
             "precision": config.precision,
+            "distillation": config.adaptation.distillation.weight,
         }
 
     def _fetch_model(self) -> dict[str, Any]:

@@ -22,12 +22,13 @@ class Arm:
     sinks: int | None
 
 
-SOURCE = Arm(
-    "transformer",
-    "transformer",
-    ("model.architecture=transformer", "model.base_window=null", "model.base_sinks=0"),
-    None,
+AS_TRANSFORMER = (
+    "model.architecture=transformer",
+    "model.base_window=null",
+    "model.base_sinks=0",
+    "adaptation.distillation={weight: 0.0}",  # it would be its own teacher
 )
+SOURCE = Arm("transformer", "transformer", AS_TRANSFORMER, None)
 CONVERTED = (
     Arm("orthros-0-sinks", "orthros", ("model.base_sinks=0",), 0),
     Arm("orthros-1-sink", "orthros", ("model.base_sinks=1",), 1),

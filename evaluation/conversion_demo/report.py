@@ -133,7 +133,18 @@ def _training(results: dict[str, Any]) -> str:
 {newline.join(rows)}
 
 ![Training loss](plots/loss.png)
+
+{_teaching(recipe["distillation"])}
 """
+
+
+def _teaching(weight: float) -> str:
+    if weight == 0:
+        return "All arms train on cross entropy alone."
+    return (
+        f"The loss of the Orthros arms is {1 - weight:g} times the cross entropy and {weight:g} times the KL "
+        "divergence from the source's own predictions; that of the transformer is the cross entropy."
+    )
 
 
 def _cache(results: dict[str, Any]) -> str:

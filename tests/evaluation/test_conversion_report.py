@@ -63,6 +63,7 @@ def conversion_results() -> dict[str, Any]:
             "sequence_length": 32,
             "learning_rate": 1e-4,
             "precision": "bf16",
+            "distillation": 0.25,
         },
     }
 
@@ -111,6 +112,9 @@ def test_the_report_holds_the_measurements(tmp_path: Path) -> None:
     assert "All 2 steps took 1.0 minutes" in text
     assert "2 steps of 2 rows of 32 tokens, peak learning rate\n0.0001, bf16, 2 ranks" in text
     assert "None of these figures is the paper's" in text
+    assert "0.75 times the cross entropy and 0.25 times the KL divergence" in text
+    results["recipe"]["distillation"] = 0.0
+    assert "cross entropy alone" in markdown_report(results)
     write_conversion_report(results, tmp_path)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 2
