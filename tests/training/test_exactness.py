@@ -111,10 +111,13 @@ def test_gradient_accumulation(expected: dict[str, Any], accumulation_steps: int
 
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
 def test_bf16_follows_fp32(expected: dict[str, Any], zero_stage: int) -> None:
-    """bf16 has 8 bits of mantissa: losses agree to 1%, gradient norms to 20% over ten steps at a high learning rate."""
+    """bf16 has 8 bits of mantissa: losses agree to 1%, gradient norms to 2%.
+
+    Norms of the first five steps: after that they say where the high learning rate has led, not how it was computed.
+    """
     result = run_distributed(on_engine, 2, engine_config(1, zero_stage, "bf16"), {})[0]
     assert difference(result["losses"], expected["losses"]) <= 0.01
-    assert difference(result["norms"], expected["norms"]) <= 0.2
+    assert difference(result["norms"][:5], expected["norms"][:5]) <= 0.02
     assert {tensor.dtype for tensor in (*result["weights"].values(), *result["moments"].values())} == {torch.float32}
 
 
