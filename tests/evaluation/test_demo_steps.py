@@ -10,6 +10,7 @@ import pytest
 from evaluation import machine
 from evaluation.demo.steps import DEFAULT_FOLDER, StepError, Steps
 from orthros_train.errors import InputError
+from orthros_train.training import run_folder
 
 
 def test_a_finished_step_is_read_instead_of_done(tmp_path: Path) -> None:
@@ -27,7 +28,7 @@ def test_a_finished_step_is_read_instead_of_done(tmp_path: Path) -> None:
 def test_a_step_keeps_on_what_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commits = iter(["first", "second"])
     loads = iter([0.5, 1.5, 2.5, 3.5])
-    monkeypatch.setattr(machine, "git_commit", lambda: next(commits))
+    monkeypatch.setattr(run_folder, "git_commit", lambda: next(commits))
     monkeypatch.setattr(machine, "load_average", lambda: next(loads))
     before = Steps(tmp_path, {})
     before.run("a", "A", dict)
