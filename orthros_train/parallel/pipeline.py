@@ -130,15 +130,15 @@ class NormStage(nn.Module):
 
 
 class HeadStage(nn.Module):
-    """Keeps the head; the loss applies it, chunk by chunk."""
+    """Hands on the head's weight to the loss, which applies it chunk by chunk."""
 
     def __init__(self, config: OrthrosConfig, factory: LayerFactory) -> None:
         super().__init__()
         self.lm_head = factory.head(config.hidden_size, config.vocab_size)
 
-    def forward(self, normed: Tensor) -> Tensor:
-        """(B, M, D) as it is."""
-        return normed
+    def forward(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, M, D) -> what `with_weight` makes of it."""
+        return with_weight(normed, self.lm_head.get_parameter("weight"))
 
 
 class PipelinedModel(PipelineModule):
@@ -181,13 +181,9 @@ class PipelinedModel(PipelineModule):
             loss_fn=self._loss,
         )
 
-    def _loss(self, normed: Tensor, labels: tuple[Tensor, Tensor]) -> Tensor:
+    def _loss(self, outputs: tuple[Tensor, Tensor], labels: tuple[Tensor, Tensor]) -> Tensor:
         """Sum of the label losses times a scale: `labels` are (shift labels (B, M), scale (1,))."""
-        shift_labels, scale = labels
-        if self.config.tie_word_embeddings:
-            weight = self.tied_modules[TIED].get_parameter("embed_tokens.weight")
-        else:
-            weight = self.forward_funcs[-1].get_parameter("lm_head.weight")
+        (normed, weight), (shift_labels, scale) = outputs, labels
         return poisoned(self.factory.loss_sum(normed, weight, shift_labels) * scale.reshape(()))
 
     def _partition_layers(self, method: str = "") -> None:
@@ -196,9 +192,18 @@ class PipelinedModel(PipelineModule):
         self._set_bounds(start=self.parts[self.stage_id], stop=self.parts[self.stage_id + 1])
 
 
-def _second_use(embedding: EmbeddingStage, normed: Tensor) -> Tensor:
-    """The embedding in the head's place, which the loss applies: (B, M, D) as it is."""
-    return normed
+def with_weight(normed: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The two outputs of the last stage: (B, M, D) and the head's weight (V, D), an alias of it.
+
+    DeepSpeed makes ready for a backward when the first gradient reaches an output of its module. Used as it is, the
+    weight would get its own before that, and in bf16 lose it.
+    """
+    return normed, weight.view_as(weight)
+
+
+def _second_use(embedding: EmbeddingStage, normed: Tensor) -> tuple[Tensor, Tensor]:
+    """The embedding in the head's place."""
+    return with_weight(normed, embedding.get_parameter("embed_tokens.weight"))
 
 
 def layer_weights(config: OrthrosConfig) -> list[int]:
