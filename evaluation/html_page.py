@@ -56,14 +56,19 @@ def html_page(title: str, text: str, figures: Mapping[str, Figure]) -> str:
     return PAGE.replace("TITLE", html.escape(title)).replace("BODY", body)
 
 
-def write_report(folder: Path, stem: str, title: str, text: str, figures: Mapping[str, Figure]) -> None:
-    """Write STEM.md, STEM.html and plots/NAME.png into `folder`; the text names each plot as an image."""
+def write_report(folder: Path, stem: str, title: str, text: str, figures: Mapping[str, Figure]) -> tuple[Path, Path]:
+    """Write STEM.md, STEM.html and plots/NAME.png into `folder`; the text names each plot as an image.
+
+    Returns the paths of the first two.
+    """
     from evaluation import plots  # noqa: PLC0415 (imports matplotlib)
 
     for name, figure in figures.items():
         plots.save_png(figure, folder / "plots" / f"{name}.png")
-    write_output(folder / f"{stem}.md", text)
-    write_output(folder / f"{stem}.html", html_page(title, text, figures))
+    markdown, page = folder / f"{stem}.md", folder / f"{stem}.html"
+    write_output(markdown, text)
+    write_output(page, html_page(title, text, figures))
+    return markdown, page
 
 
 def table(head: list[str], rows: list[list[str]], numbers_from: int = 1) -> str:

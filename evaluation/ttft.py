@@ -60,8 +60,7 @@ def arm_configs(options: argparse.Namespace) -> dict[str, OrthrosConfig]:
     if options.base_window is not None:
         values |= {"architecture": "orthros", "query_affine": None, "base_window": options.base_window}
     if options.attention_kernel is not None:
-        dtype = "fp32" if options.dtype == "auto" else options.dtype
-        check_kernel(options.attention_kernel, options.device, dtype, False, config.base_sinks)
+        check_kernel(options.attention_kernel, options.device, _dtype(options), False, config.base_sinks)
         values["attention_kernel"] = options.attention_kernel
     needed = max(options.prompt_lengths) + options.decode_steps + 1
     values["max_position_embeddings"] = max(config.max_position_embeddings, needed)
@@ -70,6 +69,10 @@ def arm_configs(options: argparse.Namespace) -> dict[str, OrthrosConfig]:
     if arms["orthros"].base_window is None:
         raise InputError("the Orthros arm needs a window: pass --base-window W")
     return {arm: arms[arm] for arm in ("transformer", "orthros")}
+
+
+def _dtype(options: argparse.Namespace) -> str:
+    return "fp32" if options.dtype == "auto" else options.dtype
 
 
 def _named_config(options: argparse.Namespace) -> OrthrosConfig:
@@ -98,8 +101,7 @@ def measure(options: argparse.Namespace, command: Sequence[str]) -> dict[str, An
     from orthros_train.model.parameter_count import parameter_count  # noqa: PLC0415
 
     configs = arm_configs(options)
-    dtype = "fp32" if options.dtype == "auto" else options.dtype
-    models = {arm: build_model(config, dtype, options.device) for arm, config in configs.items()}
+    models = {arm: build_model(config, _dtype(options), options.device) for arm, config in configs.items()}
     records: dict[tuple[str, int], dict[str, Any]] = {}
     lengths = sorted(set(options.prompt_lengths))
     with Progress("prompt lengths", len(lengths)) as progress:
@@ -126,7 +128,7 @@ def measure(options: argparse.Namespace, command: Sequence[str]) -> dict[str, An
         "device": options.device,
         "device_name": torch.cuda.get_device_name() if options.device.startswith("cuda") else None,
         "threads": torch.get_num_threads(),
-        "dtype": dtype,
+        "dtype": _dtype(options),
         "repeats": options.repeats,
         "decode_steps": options.decode_steps,
         "base_window": configs["orthros"].base_window,
@@ -158,8 +160,7 @@ def peak_memory(options: argparse.Namespace) -> float:
     import torch  # noqa: PLC0415
 
     arm, length = options.peak_of.split(":")
-    dtype = "fp32" if options.dtype == "auto" else options.dtype
-    model = build_model(arm_configs(options)[arm], dtype, options.device)
+    model = build_model(arm_configs(options)[arm], _dtype(options), options.device)
     ids = torch.zeros(1, int(length), dtype=torch.int64, device=model.device)
     return memory_growth_mib(lambda: model.prefill(ids), options.device) * MIB / GIB
 

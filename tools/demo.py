@@ -6,14 +6,13 @@ checkpoint. The figures end up in OUTPUT/report.md and OUTPUT/report.html.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.command_line import whole_numbers
 from evaluation.demo import tools
-from evaluation.demo.steps import DEFAULT_FOLDER, StepError, Steps
+from evaluation.demo.steps import DEFAULT_FOLDER, StepError, Steps, conclude
 from evaluation.demo.text import LICENSE_NOTE, own_text, shakespeare, text_sha256, write_corpus
 from orthros_train.command_line import CommandParser, run_command
 from orthros_train.config import Config, config_to_yaml, load_config
@@ -287,22 +286,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.ranks < 1:
         raise InputError(f"--ranks must be at least 1, got {options.ranks}")
     demo = Demo(options.config, options.overrides, options.output, options.text, options.ranks)
-    try:
-        results = demo.run(options.seeds, options.prefill_lengths)
-    except StepError as failure:
-        print(f"error: {failure}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues where it was", file=sys.stderr)
-        return 130
-    from evaluation.demo.findings import findings  # noqa: PLC0415
-    from evaluation.demo.report import write_report  # noqa: PLC0415
 
-    markdown, page = write_report(results, options.output)
-    demo.steps.console.print("\n[bold]What this run shows[/bold]")
-    demo.steps.console.print("\n".join(f"· {line.replace('**', '')}" for line in findings(results)), markup=False)
-    print(f"\nReport: {markdown} and {page}")
-    return 0 if results["cache_check"]["passed"] else 1
+    def report(results: dict[str, Any]) -> tuple[Sequence[str], Path, Path]:
+        from evaluation.demo.findings import findings  # noqa: PLC0415
+        from evaluation.demo.report import write_report  # noqa: PLC0415
+
+        return findings(results), *write_report(results, options.output)
+
+    return conclude(demo.steps, lambda: demo.run(options.seeds, options.prefill_lengths), report)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ checkpoint. The figures end up in OUTPUT/report.md and OUTPUT/report.html.
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from evaluation.conversion_demo.arms import ARMS, CONVERTED, SOURCE, Arm
 from evaluation.conversion_demo.gaps import AFTER, BEFORE, EDGES, mean_nll_between, ranges
 from evaluation.demo import tools
-from evaluation.demo.steps import StepError, Steps
+from evaluation.demo.steps import Steps, conclude
 from evaluation.demo.text import write_corpus
 from orthros_train.command_line import CommandParser, int_between, run_command
 from orthros_train.config import config_to_yaml, load_config
@@ -23,6 +22,8 @@ from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from orthros_train.model import OrthrosForCausalLM
 
 DESCRIPTION = """Convert SmolLM2-135M-Instruct to Orthros, adapt it briefly on Wikipedia articles, and report the loss.
 
@@ -100,7 +101,9 @@ class ConversionDemo:
 
     @property
     def _source(self) -> Path:
-        return self.output / "models" / "source"
+        from orthros_train.conversion.smollm2 import smollm2_folder  # noqa: PLC0415
+
+        return smollm2_folder(self.cache)  # made at the first call
 
     def _converted(self, arm: Arm) -> Path:
         return self.output / "models" / arm.folder
@@ -123,12 +126,7 @@ class ConversionDemo:
         }
 
     def _fetch_model(self) -> dict[str, Any]:
-        from orthros_train.conversion.smollm2 import smollm2_folder  # noqa: PLC0415
-
-        folder = smollm2_folder(self.cache)
-        self._source.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(folder, self._source, dirs_exist_ok=True)
-        return {}
+        return {"folder": str(self._source)}
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         from transformers import AutoTokenizer  # noqa: PLC0415
@@ -183,12 +181,10 @@ class ConversionDemo:
         import torch  # noqa: PLC0415
 
         from evaluation.likelihood import nll_by_position  # noqa: PLC0415
-        from evaluation.model_folder import load_model  # noqa: PLC0415
 
         torch.set_num_threads(self.ranks)
         rows = torch.tensor(list(self.held_out.values()))
-        sinks = {} if arm.sinks is None else {"base_sinks": arm.sinks}
-        nll = nll_by_position(load_model(folder, dtype="fp32", overrides=sinks), rows).tolist()
+        nll = nll_by_position(_load(arm, folder), rows).tolist()
         means = ", ".join(f"{start}-{stop}: {mean_nll_between(nll, start, stop):.4f}" for start, stop in ranges())
         print(f"  nats a token at positions {means}")
         return {"nll": nll}
@@ -204,12 +200,8 @@ class ConversionDemo:
         return {**training.read_run(self._run(arm)), "command": command}
 
     def _export(self, arm: Arm) -> dict[str, Any]:
-        checkpoints = self._run(arm) / "checkpoints"
-        latest = (checkpoints / "latest").read_text(encoding="utf-8").strip()
         shutil.rmtree(self._adapted(arm), ignore_errors=True)
-        tools.run_tool(
-            "tools/export_hf.py", "--checkpoint", str(checkpoints / latest), "--output", str(self._adapted(arm))
-        )
+        tools.run_tool("tools/export_hf.py", "--checkpoint", str(self._run(arm)), "--output", str(self._adapted(arm)))
         return {}
 
     def _check_cache(self) -> dict[str, Any]:
@@ -232,20 +224,24 @@ class ConversionDemo:
         import torch  # noqa: PLC0415
 
         from evaluation.generation import continue_prompts  # noqa: PLC0415
-        from evaluation.model_folder import load_model  # noqa: PLC0415
 
         tokenizer = self._tokenizer()
         title, ids = next(iter(self.held_out.items()))
         prompt = ids[:SAMPLE_PROMPT_TOKENS]
         samples = []
         for arm in ARMS:
-            sinks = {} if arm.sinks is None else {"base_sinks": arm.sinks}
             for when, folder in ((BEFORE, self._converted(arm)), (AFTER, self._adapted(arm))):
                 torch.manual_seed(SAMPLE_SEED)
-                model = load_model(folder, dtype="fp32", overrides=sinks)
-                (text,) = continue_prompts(model, tokenizer, [prompt], (), SAMPLE_TOKENS, SAMPLING)
+                (text,) = continue_prompts(_load(arm, folder), tokenizer, [prompt], (), SAMPLE_TOKENS, SAMPLING)
                 samples.append({"arm": arm.name, "when": when, "text": text})
         return {"title": title, "prompt": tokenizer.decode(prompt), "prompt_tokens": len(prompt), "samples": samples}
+
+
+def _load(arm: Arm, folder: Path) -> OrthrosForCausalLM:
+    """The arm's model in float32; a converted folder serves both numbers of sinks."""
+    from evaluation.model_folder import load_model  # noqa: PLC0415
+
+    return load_model(folder, dtype="fp32", overrides={} if arm.sinks is None else {"base_sinks": arm.sinks})
 
 
 def build_parser() -> CommandParser:
@@ -267,21 +263,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     options = build_parser().parse_intermixed_args(arguments)
     demo = ConversionDemo(options.config, options.overrides, options.output, options.cache, options.ranks)
-    try:
-        results = demo.run()
-    except StepError as failure:
-        print(f"error: {failure}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues where it was", file=sys.stderr)
-        return 130
-    from evaluation.conversion_demo.report import findings, write_conversion_report  # noqa: PLC0415
 
-    write_conversion_report(results, options.output)
-    demo.steps.console.print("\n[bold]What this run shows[/bold]")
-    demo.steps.console.print("\n".join(f"· {line.replace('**', '')}" for line in findings(results)), markup=False)
-    print(f"\nReport: {options.output / 'report.md'} and {options.output / 'report.html'}")
-    return 0 if results["cache_check"]["passed"] else 1
+    def report(results: dict[str, Any]) -> tuple[Sequence[str], Path, Path]:
+        from evaluation.conversion_demo.report import findings, write_conversion_report  # noqa: PLC0415
+
+        return findings(results), *write_conversion_report(results, options.output)
+
+    return conclude(demo.steps, demo.run, report)
 
 
 if __name__ == "__main__":

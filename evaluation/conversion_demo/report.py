@@ -10,18 +10,19 @@ from matplotlib.figure import Figure
 from evaluation import html_page, plots
 from evaluation.conversion_demo.arms import ARMS, CONVERTED, SOURCE
 from evaluation.conversion_demo.gaps import AFTER, BEFORE, EDGES, gap, mean_nll_between, ranges, share_closed
+from evaluation.demo.findings import cache_finding, cache_table
 from evaluation.demo.provenance import mixture, origin
 
 FAR = ranges()[-1]  # the positions farthest beyond the window
 
 
-def write_conversion_report(results: dict[str, Any], folder: Path) -> None:
-    """Write report.md with its plots, and report.html, into `folder`."""
+def write_conversion_report(results: dict[str, Any], folder: Path) -> tuple[Path, Path]:
+    """Write report.md with its plots, and report.html, into `folder`; return both paths."""
     figures: dict[str, Figure] = {
         "position": plots.nll_against_position(results["nll"], results["window"]),
         "loss": plots.training_loss(next(iter(results["runs"].values()))),
     }
-    html_page.write_report(folder, "report", "Orthros conversion demo", markdown_report(results), figures)
+    return html_page.write_report(folder, "report", "Orthros conversion demo", markdown_report(results), figures)
 
 
 def findings(results: dict[str, Any]) -> list[str]:
@@ -40,12 +41,7 @@ def findings(results: dict[str, Any]) -> list[str]:
             f"from the source untrained, {after.mean:+.4f} ± {after.error:.4f} from the source that saw the same "
             f"batches: {_change(share_closed(before, after))}."
         )
-    check = results["cache_check"]
-    differences = ", ".join(f"{value:.1e} in {dtype}" for dtype, value in check["max_difference"].items())
-    verdict = "agree" if check["passed"] else "DO NOT AGREE"
-    lines.append(
-        f"**Cache:** prefill and decoding {verdict} with the full forward; largest difference of a logit {differences}."
-    )
+    lines.append(cache_finding(results["cache_check"]))
     return lines
 
 
@@ -148,21 +144,12 @@ def _teaching(weight: float) -> str:
 
 
 def _cache(results: dict[str, Any]) -> str:
-    check = results["cache_check"]
-    rows = ["| dtype | cases | largest difference | smallest bound | |", "| --- | ---: | ---: | ---: | --- |"]
-    for dtype, difference in check["max_difference"].items():
-        cases = [case for case in check["cases"] if case["dtype"] == dtype]
-        verdict = "pass" if all(case["passed"] for case in cases) else "FAIL"
-        rows.append(
-            f"| {dtype} | {len(cases)} | {difference:.2e} | {min(case['bound'] for case in cases):.1e} | {verdict} |"
-        )
-    newline = "\n"
     return f"""
 ## Cache check
 
 Prefill and decoding of the adapted model with a sink against its full forward:
 
-{newline.join(rows)}
+{cache_table(results["cache_check"])}
 """
 
 

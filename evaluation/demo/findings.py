@@ -15,8 +15,6 @@ def findings(results: dict[str, Any]) -> list[str]:
     ratio = sum(first["orthros"]["flops_per_step"]) / sum(first["transformer"]["flops_per_step"])
     training = {record["arm"]: record["seconds"] for record in results["training"]}
     slower = training["orthros"] / training["transformer"]
-    check = results["cache_check"]
-    differences = ", ".join(f"{value:.1e} in {dtype}" for dtype, value in check["max_difference"].items())
     lines = [
         f"**Equal tokens:** Orthros is {_compare(results, 'transformer')}.",
         f"**Equal training FLOPs:** Orthros is {_compare(results, 'transformer-equal-flops')}. One Orthros step costs "
@@ -26,10 +24,29 @@ def findings(results: dict[str, Any]) -> list[str]:
         f"**Prefill:** Orthros is {_at_both_ends(results['prefill'], 'length', 'at')}.",
         f"**One decoding step:** Orthros is {_at_both_ends(results['decode'], 'context', 'after')}.",
         busy(results),
-        f"**Cache:** prefill and decoding {'agree' if check['passed'] else 'DO NOT AGREE'} with the full forward; "
-        f"largest difference of a logit {differences}.",
+        cache_finding(results["cache_check"]),
     ]
     return [line for line in lines if line]
+
+
+def cache_finding(check: dict[str, Any]) -> str:
+    """What a cache check found (`CacheCheckReport.to_dict`), in a sentence (Markdown)."""
+    differences = ", ".join(f"{value:.1e} in {dtype}" for dtype, value in check["max_difference"].items())
+    return (
+        f"**Cache:** prefill and decoding {'agree' if check['passed'] else 'DO NOT AGREE'} with the full forward; "
+        f"largest difference of a logit {differences}."
+    )
+
+
+def cache_table(check: dict[str, Any]) -> str:
+    """The same as a table (Markdown), a row for each dtype."""
+    rows = ["| dtype | cases | largest difference | smallest bound | |", "| --- | ---: | ---: | ---: | --- |"]
+    for dtype, difference in check["max_difference"].items():
+        cases = [case for case in check["cases"] if case["dtype"] == dtype]
+        verdict = "pass" if all(case["passed"] for case in cases) else "FAIL"
+        bound = min(case["bound"] for case in cases)
+        rows.append(f"| {dtype} | {len(cases)} | {difference:.2e} | {bound:.1e} | {verdict} |")
+    return "\n".join(rows)
 
 
 def per_seed(results: dict[str, Any], arm: str, key: str) -> list[Any]:

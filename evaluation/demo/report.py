@@ -10,24 +10,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from evaluation import plots
-from evaluation.demo.findings import findings, no_spread, per_seed, spread
+from evaluation import html_page, plots
+from evaluation.demo.findings import cache_table, findings, no_spread, per_seed, spread
 from evaluation.demo.provenance import mixture, origin, time_and_load
-from evaluation.files import write_output
-from evaluation.html_page import html_page
 
 ARMS = ("transformer", "orthros", "transformer-equal-flops")
 
 
 def write_report(results: dict[str, Any], folder: Path) -> tuple[Path, Path]:
     """Write report.md with its plots, and report.html, into `folder`; return both paths."""
-    figures = _figures(results)
-    for name, figure in figures.items():
-        plots.save_png(figure, folder / "plots" / f"{name}.png")
-    text = markdown_report(results)
-    write_output(folder / "report.md", text)
-    write_output(folder / "report.html", html_page("Orthros demo", text, figures))
-    return folder / "report.md", folder / "report.html"
+    return html_page.write_report(folder, "report", "Orthros demo", markdown_report(results), _figures(results))
 
 
 def _figures(results: dict[str, Any]) -> dict[str, Figure]:
@@ -131,13 +123,6 @@ def _training(results: dict[str, Any]) -> str:
 
 def _cache(results: dict[str, Any]) -> str:
     check = results["cache_check"]
-    rows = ["| dtype | cases | largest difference | smallest bound | |", "| --- | ---: | ---: | ---: | --- |"]
-    for dtype, difference in check["max_difference"].items():
-        cases = [case for case in check["cases"] if case["dtype"] == dtype]
-        verdict = "pass" if all(case["passed"] for case in cases) else "FAIL"
-        bound = min(case["bound"] for case in cases)
-        rows.append(f"| {dtype} | {len(cases)} | {difference:.2e} | {bound:.1e} | {verdict} |")
-    table = "\n".join(rows)
     lengths = sorted({length for case in check["cases"] for length in case["lengths"]})
     return f"""
 ## Cache check
@@ -145,7 +130,7 @@ def _cache(results: dict[str, Any]) -> str:
 The trained Orthros model's prefill and decoding against its full forward, after the prefill and after every step:
 prompts of {", ".join(map(str, lengths))} tokens alone and as one ragged batch, several prefill chunk sizes.
 
-{table}
+{cache_table(check)}
 
 ![KV growth](plots/kv.png)
 

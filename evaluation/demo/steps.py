@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,36 @@ class Steps:
             self.console.print(f"  {content['measured']['seconds']:.1f} s")
         self.measured[name] = {**content["measured"], "title": title}
         return dict(content["result"])
+
+
+def conclude(
+    steps: Steps,
+    run: Callable[[], dict[str, Any]],
+    report: Callable[[dict[str, Any]], tuple[Sequence[str], Path, Path]],
+) -> int:
+    """Run a demo to its end and show what it found.
+
+    Args:
+        steps: the demo's.
+        run: does them; its results have a `cache_check`.
+        report: writes the report of those results; gives findings (Markdown), report.md and report.html.
+
+    Returns:
+        the exit code: 1 if a step or the cache check failed, 130 if the user interrupted.
+    """
+    try:
+        results = run()
+    except StepError as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues where it was", file=sys.stderr)
+        return 130
+    findings, markdown, page = report(results)
+    steps.console.print("\n[bold]What this run shows[/bold]")
+    steps.console.print("\n".join(f"· {line.replace('**', '')}" for line in findings), markup=False)
+    print(f"\nReport: {markdown} and {page}")
+    return 0 if results["cache_check"]["passed"] else 1
 
 
 def _measure(work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
