@@ -99,6 +99,7 @@ OPTIONS = {
     "parallel.sequence": False,
     "parallel.pipeline": 1,
     "parallel.zero_stage": 1,
+    "parallel.overlap_gradients": None,
     "parallel.timeout_seconds": 1800.0,
     "parallel.watchdog_seconds": None,
     "checkpoint.interval_steps": None,
@@ -533,6 +534,11 @@ SHARDED = ("parallel.tensor=4", "parallel.sequence=true")
             "parallel.zero_stage=2 does not combine with parallel.pipeline=4: DeepSpeed's pipeline keeps whole "
             "gradients until the step; set parallel.zero_stage: 1, or parallel.pipeline: 1 (parallel.tensor saves "
             "memory under every ZeRO stage)",
+        ),
+        (
+            [*FOUR_STAGES, "parallel.overlap_gradients=true"],
+            "parallel.overlap_gradients does not combine with parallel.pipeline=4, whose stages sum gradients after "
+            "their last micro-batch: set parallel.overlap_gradients: false, or parallel.pipeline: 1",
         ),
         ([*FOUR_STAGES, "parallel.zero_stage=3"], "set parallel.zero_stage: 1, or parallel.pipeline: 1"),
         (

@@ -44,7 +44,10 @@ def deepspeed_config(config: Config, accumulation_steps: int) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": config.train.micro_batch_size,
         "gradient_accumulation_steps": accumulation_steps,
         "gradient_clipping": config.optimizer.clip_grad_norm or 0.0,
-        "zero_optimization": {"stage": config.parallel.zero_stage},
+        "zero_optimization": {
+            "stage": config.parallel.zero_stage,
+            "overlap_comm": config.parallel.resolved_overlap_gradients,
+        },
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         "checkpoint": {"tag_validation": "Ignore"},

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from orthros_train.config import Config, orthros_config
-from orthros_train.config.parallel import data_parallel_size
+from orthros_train.config.parallel import ParallelSection, data_parallel_size
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
 from orthros_train.parallel.factory import factory_for
 from orthros_train.parallel.fake_rank import fake_rank
@@ -34,7 +34,7 @@ TRAIN: dict[str, Any] = {"steps": 1, "micro_batch_size": 2, "global_batch_size":
 
 def layout_config(precision: str = "fp32", checkpointing: bool = False, **options: Any) -> Config:
     """A small run; options of the sections `parallel` and `model` by name."""
-    parallel = {name: options.pop(name) for name in ("tensor", "sequence", "pipeline", "zero_stage") if name in options}
+    parallel = {name: options.pop(name) for name in ParallelSection.model_fields if name in options}
     return Config.model_validate(
         {
             "output_dir": "x",

@@ -75,13 +75,15 @@ def data_parallel_step(config: Config, micro_batches: int, live_parameters: int)
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("zero_stage", "live_parameters"), [(1, 10**9), (2, 10**9), (3, 10**9), (3, 0)], ids=["1", "2", "3", "3-large"]
+    ("zero_stage", "live_parameters", "overlap"),
+    [(1, 10**9, None), (2, 10**9, None), (3, 10**9, None), (3, 0, None), (1, 10**9, True), (2, 10**9, True)],
+    ids=["1", "2", "3", "3-large", "1-overlap", "2-overlap"],
 )
 def test_the_data_axis_sends_what_deepspeed_calls(
-    zero_stage: int, live_parameters: int, precision: str, monkeypatch: pytest.MonkeyPatch
+    zero_stage: int, live_parameters: int, overlap: bool | None, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(communication_estimate, "LIVE_PARAMETERS", live_parameters)
-    config = layout_config(precision, zero_stage=zero_stage)
+    config = layout_config(precision, zero_stage=zero_stage, overlap_gradients=overlap)
     config.train.global_batch_size = 12
     (stage,) = plan_stages(config, small_model(config), 2)
     (kind,) = traffic(config, small_model(config), stage, 2)
