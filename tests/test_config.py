@@ -536,9 +536,9 @@ SHARDED = ("parallel.tensor=4", "parallel.sequence=true")
             "memory under every ZeRO stage)",
         ),
         (
-            [*FOUR_STAGES, "parallel.overlap_gradients=true"],
-            "parallel.overlap_gradients does not combine with parallel.pipeline=4, whose stages sum gradients after "
-            "their last micro-batch: set parallel.overlap_gradients: false, or parallel.pipeline: 1",
+            ["parallel.overlap_gradients=true"],
+            "parallel.overlap_gradients does not combine with parallel.zero_stage=1, which sums gradients once a step, "
+            "after the last backward pass: set parallel.overlap_gradients: false, or parallel.zero_stage: 2",
         ),
         ([*FOUR_STAGES, "parallel.zero_stage=3"], "set parallel.zero_stage: 1, or parallel.pipeline: 1"),
         (

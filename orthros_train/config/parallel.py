@@ -26,7 +26,7 @@ class ParallelSection(Section):
     sequence: bool = False  # those ranks share the tokens between the products, too
     pipeline: int = Field(default=1, ge=1)  # stages that share the layers
     zero_stage: Literal[1, 2, 3] = 1
-    # the replicas' gradients are summed while the backward pass goes on; None: under ZeRO-3 (docs/parallelism.md)
+    # gradients are summed over replicas while the backward pass goes on; None: under ZeRO-3 (docs/parallelism.md)
     overlap_gradients: bool | None = None
     timeout_seconds: float = Field(default=1800.0, gt=0, le=1e9)  # of a collective
     # without a step for so long, every rank prints its stack; None: half of timeout_seconds
@@ -62,10 +62,10 @@ class ParallelSection(Section):
                 "DeepSpeed's pipeline keeps whole gradients until the step; set parallel.zero_stage: 1, or "
                 "parallel.pipeline: 1 (parallel.tensor saves memory under every ZeRO stage)"
             )
-        if self.overlap_gradients and self.pipeline > 1:
+        if self.overlap_gradients and self.zero_stage == 1:
             raise LayoutError(
-                f"parallel.overlap_gradients does not combine with parallel.pipeline={self.pipeline}, whose stages sum "
-                "gradients after their last micro-batch: set parallel.overlap_gradients: false, or parallel.pipeline: 1"
+                "parallel.overlap_gradients does not combine with parallel.zero_stage=1, which sums gradients once a "
+                "step, after the last backward pass: set parallel.overlap_gradients: false, or parallel.zero_stage: 2"
             )
         return self
 

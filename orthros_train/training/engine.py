@@ -28,6 +28,8 @@ from orthros_train.training.manifest import ParameterRecord
 from orthros_train.training.optimizer import build_optimizer
 from orthros_train.training.ranks import Ranks
 
+OVERLAP_BUCKET = 50_000_000  # gradients summed at once; DeepSpeed's 500,000,000 would hold all of many a model
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -40,14 +42,12 @@ class StepResult:
 
 def deepspeed_config(config: Config, accumulation_steps: int) -> dict[str, Any]:
     """DeepSpeed's own configuration of this run."""
+    overlap = config.parallel.resolved_overlap_gradients
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": config.train.micro_batch_size,
         "gradient_accumulation_steps": accumulation_steps,
         "gradient_clipping": config.optimizer.clip_grad_norm or 0.0,
-        "zero_optimization": {
-            "stage": config.parallel.zero_stage,
-            "overlap_comm": config.parallel.resolved_overlap_gradients,
-        },
+        "zero_optimization": {"stage": config.parallel.zero_stage, "overlap_comm": overlap},
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         "checkpoint": {"tag_validation": "Ignore"},
@@ -55,6 +55,8 @@ def deepspeed_config(config: Config, accumulation_steps: int) -> dict[str, Any]:
         "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
         "steps_per_print": 2**31,
     }
+    if overlap:
+        settings["zero_optimization"]["reduce_bucket_size"] = OVERLAP_BUCKET
     if config.precision == "bf16":
         settings["bf16"] = {"enabled": True, "check_grad_overflow": True}
     return settings

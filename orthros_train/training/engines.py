@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from orthros_train.config import Config
@@ -23,7 +24,8 @@ def build_module(config: Config, mesh: Mesh, values: InitialValues) -> nn.Module
         return build_model(values)
     join_process_group()
     train = config.train
-    with silenced():  # DeepSpeed prints its topology
+    # DeepSpeed prints its topology, and broadcasts tied weights, which torch warns of if autograd sees it
+    with silenced(), torch.no_grad():
         model = PipelinedModel(
             values.model_config, values.factory, mesh, train.sequence_length, train.activation_checkpointing
         )

@@ -15,8 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from orthros_train.command_line import counted
 from orthros_train.data.storage import fsync_path
+from orthros_train.errors import InputError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -111,6 +114,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         InvalidCheckpointError: none, unreadable, altered, or of another step than the folder's name says.
+        InputError: another version wrote it, so that it is whole but not for this one to judge.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -119,25 +123,19 @@ def read_manifest(folder: Path) -> Manifest:
         body = json.loads(path.read_text(encoding="utf-8"))
         expected = body.pop("manifest_sha256")
         version = body.pop("format")
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise InvalidCheckpointError(f"{MANIFEST} is unreadable") from None
     if _digest({"format": version, **body}) != expected:
         raise InvalidCheckpointError(f"{MANIFEST} was altered")
     if version != FORMAT:
-        raise InvalidCheckpointError(f"{MANIFEST} has format {version}, this version reads {FORMAT}")
-    try:
-        manifest = Manifest(
-            progress=Progress(**body.pop("progress")),
-            layout=Layout(**body.pop("layout")),
-            parameters={
-                name: ParameterRecord(tuple(record["shape"]), record["split"])
-                for name, record in body.pop("parameters").items()
-            },
-            files=tuple(FileRecord(**record) for record in body.pop("files")),
-            **body,
+        raise InputError(
+            f"{path} has format {version}, this version reads {FORMAT}; use the version that wrote it, or another folder"
         )
-    except (TypeError, KeyError, AttributeError):
-        raise InvalidCheckpointError(f"{MANIFEST} lacks an entry or has one that this version does not know") from None
+    try:
+        manifest = TypeAdapter(Manifest).validate_json(json.dumps(body), strict=True, extra="forbid")
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise InvalidCheckpointError(f"{MANIFEST} lacks an entry or has one that is not understood: {where}") from None
     if any(Path(record.name).is_absolute() or ".." in Path(record.name).parts for record in manifest.files):
         raise InvalidCheckpointError(f"{MANIFEST} names a file outside the checkpoint")
     if min(asdict(manifest.progress).values()) < 0 or min(manifest.layout.tensor, manifest.layout.pipeline) < 1:

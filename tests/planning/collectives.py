@@ -21,6 +21,7 @@ class RecordedCollectives(TorchDispatchMode):
         self.calls: Counter[str] = Counter()
         self.sent_bytes: Counter[int] = Counter()  # by group size
         self.unknown: set[str] = set()
+        self.in_backward = 0  # calls while autograd was running
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
@@ -29,6 +30,7 @@ class RecordedCollectives(TorchDispatchMode):
 
     def _record(self, name: str, func: Any, args: tuple[Any, ...]) -> None:
         self.calls[name] += 1
+        self.in_backward += torch._C._current_graph_task_id() >= 0
         names = [argument.name for argument in func._schema.arguments]
         group = torch.distributed.ProcessGroup.unbox(args[names.index("process_group")])
         ranks = group.size()
