@@ -1,9 +1,9 @@
 """How fast is one decoding step after a long context: both arms, and transformers' LlamaForCausalLM?
 
 All read the same random keys and values, put into the caches without a prefill, and the same weights: our arms' KVCache
-and transformers' DynamicCache. The models take turns at each context and batch; medians count. A step lengthens the
-context by one token. Beside each time stand the exact FLOPs, but a step at batch 1 mostly waits for weights and cache
-to be read, which are the same for all.
+and transformers' DynamicCache, which is copied whole at every step. The models take turns at each context and batch;
+medians count. A step lengthens the context by one token. Beside each time stand the exact FLOPs, but a step at batch 1
+mostly waits for weights and cache to be read, which are the same for both arms.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EXAMPLES = """\
       --contexts 32768 --profile"""
 NOTES = (
     "speed-up: over the transformer arm at the same context and batch; FLOP limit: what exact FLOPs allow; share: how",
-    "much of it was reached.",
+    "much of it was reached. LlamaForCausalLM's DynamicCache is copied whole at every step, our KVCache is not.",
 )
 
 

@@ -11,6 +11,8 @@ Shapes: B batch, M queries, S keys, H query heads, G KV heads, d head size, c qu
 """
 
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,8 +58,9 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility
         kernel: "eager", "sdpa", "flex" or "flash".
 
     Returns:
-        (B, H, M, d) in the queries' dtype.
+        (B, H, M, d) in the values' dtype.
     """
+    queries, keys = queries.to(values.dtype), keys.to(values.dtype)  # under autocast, norms and affines widen them
     if queries.shape[2] == 0:
         return queries
     return _KERNELS[kernel](queries, keys, values, visibility)
@@ -119,7 +122,7 @@ def _attend_block(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | 
     """(B, H, c, d) over (B, G, S_block, d). One query a head: those of one KV head go together and read it once."""
     if queries.shape[2] == 1:
         together = queries.reshape(*keys.shape[:2], -1, queries.shape[3])  # (B, G, H/G, d)
-        return F.scaled_dot_product_attention(together, keys, values, attn_mask=mask).view_as(queries)
+        return F.scaled_dot_product_attention(together, keys, values, attn_mask=mask).reshape(queries.shape)
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, enable_gqa=True)
 
 
@@ -192,12 +195,18 @@ def flex(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility) 
         visible = (start <= j) & (j <= p)
         return visible if window is None else visible & ((j > p - window) | (j < start + sinks))
 
-    mask = create_block_mask(sees, B, None, M, keys.shape[2], device=queries.device)
-    return _compiled_flex()(queries, keys, values, block_mask=mask, enable_gqa=True)
+    mask = visibility.block_masks.get(keys.shape[2])
+    if mask is None:
+        # not compiled, it goes through a dense mask: on a CPU that is quicker than compiling
+        create = create_block_mask if queries.device.type == "cpu" else _compiled(create_block_mask)
+        mask = create(sees, B, None, M, keys.shape[2], device=queries.device)
+        visibility.block_masks[keys.shape[2]] = mask
+    return _compiled(flex_attention)(queries, keys, values, block_mask=mask, enable_gqa=True)
 
 
-def _compiled_flex() -> Callable[..., Tensor]:
-    return torch.compile(flex_attention)
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function)
 
 
 _KERNELS: dict[str, Callable[[Tensor, Tensor, Tensor, Visibility], Tensor]] = {

@@ -35,6 +35,9 @@ def chunked_loss_sum(hidden: Tensor, weight: Tensor, labels: Tensor, token_losse
         A scalar in at least float32. Gradients reach `hidden` and `weight`, once.
     """
     flat, labels = hidden.flatten(0, 1), labels.flatten()  # (N, D), (N,)
+    device = flat.device.type
+    if torch.is_autocast_enabled(device):  # it does not see into what is computed below
+        flat, weight = flat.to(torch.get_autocast_dtype(device)), weight.to(torch.get_autocast_dtype(device))
     if torch.is_grad_enabled() and (flat.requires_grad or weight.requires_grad):
         return _ChunkedLossSum.apply(flat, weight, labels, token_losses)
     total, size = flat.new_zeros((), dtype=_wide(flat)), _chunk_tokens(flat)

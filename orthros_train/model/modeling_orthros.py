@@ -253,7 +253,11 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
 
     @torch.no_grad()
     def prefill(
-        self, input_ids: Tensor, lengths: Tensor | None = None, chunk_size: int | None = None
+        self,
+        input_ids: Tensor,
+        lengths: Tensor | None = None,
+        chunk_size: int | None = None,
+        capacity: int | None = None,
     ) -> tuple[Tensor, KVCache]:
         """Write the cache of prompts and score what follows them.
 
@@ -263,6 +267,8 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
             chunk_size: run this many columns at a time, with the same result: peak memory above the weights is the
                 cache and what a chunk needs. None: on a CPU `CPU_CHUNK_TOKENS` tokens, which is faster than all at
                 once; on other devices all at once.
+            capacity: positions to allocate, the prompt's and those to decode; None: the prompt's. A cache grows by
+                itself, but has to be copied for that.
 
         Returns:
             logits (B, vocab) of each row's last token, which score the first continuation token, and the cache.
@@ -274,7 +280,7 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
             raise ValueError(f"chunk_size={chunk_size} must be at least 1")
         if chunk_size is None:
             chunk_size = max(1, CPU_CHUNK_TOKENS // B) if input_ids.device.type == "cpu" else T
-        cache = KVCache(self.config, capacity=T)
+        cache = KVCache(self.config, capacity=capacity or T)
         last = torch.full((B,), T, device=input_ids.device) if lengths is None else lengths.to(input_ids.device)
         logits: Tensor | None = None
         for start in range(0, T, chunk_size):

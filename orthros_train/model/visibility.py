@@ -12,6 +12,7 @@ Shapes: B batch, M queries, S keys of a block, c queries of a block.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,12 +77,13 @@ class Visibility:
 
     def blocks(self, key_count: int, dtype: torch.dtype) -> Iterator[Block]:
         """Blocks that together hold every query once, with masks of `dtype`; `key_count` keys are in storage."""
-        for start, (lows, highs) in zip(range(0, self.positions.shape[1], self._block_size), self._spans, strict=True):
-            queries = slice(start, min(start + self._block_size, self.positions.shape[1]))
+        c, count = self._block_size, self.positions.shape[1]
+        for number, (lows, highs) in enumerate(self._spans):
+            queries = slice(number * c, min((number + 1) * c, count))
             if self.contiguous_from is not None:
                 yield self._contiguous_block(queries, lows[0], highs[0] + 1, dtype)
             else:
-                yield self._scattered_block(queries, lows, highs, key_count, dtype)
+                yield self._scattered_block(queries, self._reach[0][number], lows, highs, key_count, dtype)
 
     @cached_property
     def _block_size(self) -> int:
@@ -100,14 +102,25 @@ class Visibility:
             start, stop = self.contiguous_from, self.contiguous_from + count
             reach = stop if self.window is None else self.window - 1
             return [([max(0, p - reach)], [min(p + c, stop) - 1]) for p in range(start, stop, c)]
+        lows, highs = self._reach
+        return list(zip(lows.tolist(), highs.tolist(), strict=True))
+
+    @cached_property
+    def _reach(self) -> tuple[Tensor, Tensor]:
+        """`_spans` where rows differ, as (blocks, B) each: looked at once, since a GPU would wait for every look."""
         low = self.first if self.window is None else torch.maximum(self.first, self.positions - self.window + 1)
-        lows = [part.amin(1) for part in low.split(c, dim=1)]
-        highs = [part.amax(1) for part in self.positions.split(c, dim=1)]
-        return list(zip(torch.stack(lows).tolist(), torch.stack(highs).tolist(), strict=True))
+        lows = [part.amin(1) for part in low.split(self._block_size, dim=1)]
+        highs = [part.amax(1) for part in self.positions.split(self._block_size, dim=1)]
+        return torch.stack(lows), torch.stack(highs)
 
     @cached_property
     def _masks(self) -> dict[tuple[int, int, int, torch.dtype], Tensor]:
         """Masks of the blocks past the first window: all alike but for the last, in every layer."""
+        return {}
+
+    @cached_property
+    def block_masks(self) -> dict[int, Any]:
+        """FlexAttention's own form of the mask by number of keys, for all layers."""
         return {}
 
     def _contiguous_block(self, queries: slice, low: int, stop: int, dtype: torch.dtype) -> Block:
@@ -128,13 +141,13 @@ class Visibility:
         return Block(queries, keys, mask)
 
     def _scattered_block(
-        self, queries: slice, lows: list[int], highs: list[int], key_count: int, dtype: torch.dtype
+        self, queries: slice, low: Tensor, lows: list[int], highs: list[int], key_count: int, dtype: torch.dtype
     ) -> Block:
-        """Rows differ. A common slice where their spans overlap well, else each row's own indices."""
+        """Rows differ. A common slice where their spans overlap well, else each row's own indices; `low` is `lows`."""
         device = self.positions.device
         start, stop = min(lows), max(highs) + 1
         span = max(high - low for low, high in zip(lows, highs, strict=True)) + 1
-        low = torch.tensor(lows, device=device)[:, None]  # (B, 1)
+        low = low[:, None]  # (B, 1)
         keys: list[slice | Tensor]
         if stop - start <= 2 * span:
             low = low.new_full((1, 1), start)

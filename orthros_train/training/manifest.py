@@ -129,7 +129,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise InvalidCheckpointError(f"{MANIFEST} was altered")
     if version != FORMAT:
         raise InputError(
-            f"{path} has format {version}, this version reads {FORMAT}; use the version that wrote it, or another folder"
+            f"{path} has format {version}, this version reads {FORMAT}; use the one that wrote it, or another folder"
         )
     try:
         manifest = TypeAdapter(Manifest).validate_json(json.dumps(body), strict=True, extra="forbid")

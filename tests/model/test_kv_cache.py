@@ -182,6 +182,17 @@ def test_growing_reallocates_rarely():
 
 
 @torch.no_grad()
+def test_a_prefill_leaves_room_for_what_is_decoded():
+    """Asked for; decoding then copies nothing."""
+    model = tiny_model()
+    logits, cache = model.prefill(token_ids(1, 64), capacity=64 + 10)
+    places = [layer.keys.data_ptr() for layer in cache.layers]
+    for _ in range(10):
+        logits = model.decode(logits.argmax(-1), cache)
+    assert places == [layer.keys.data_ptr() for layer in cache.layers]
+
+
+@torch.no_grad()
 def test_a_long_history_is_copied_few_times():
     """Storage grows by half again, so its copies add up to less than three times what is stored."""
     cache = KVCache(tiny_config())

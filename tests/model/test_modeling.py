@@ -378,6 +378,31 @@ def test_half_precision_losses_are_computed_in_single(dtype):
     assert_close(output.loss, expected, 1e-6)
 
 
+@pytest.mark.parametrize("return_logits", [True, False], ids=["logits", "loss alone"])
+@pytest.mark.parametrize("packed", [False, True], ids=["one document", "packed"])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
+@arms
+def test_autocast_follows_single_precision(arm, checkpointing, packed, return_logits):
+    """As transformers' Trainer runs with bf16: weights stay float32, products are bfloat16, in both directions."""
+    ids = token_ids(2, 40)
+    batch = {"input_ids": ids, "labels": ids, "use_cache": False, "return_logits": return_logits}
+    if packed:
+        batch["document_ids"] = torch.arange(40).div(15, rounding_mode="floor").expand(2, 40)
+    results = []
+    for enabled in (False, True):
+        model = tiny_model(torch.float32, **arm, qk_norm=True, initializer_range=0.1).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = model(**batch).loss
+        loss.backward()
+        results.append((loss, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])))
+    (expected, gradient), (loss, cast_gradient) = results
+    assert loss.dtype == cast_gradient.dtype == torch.float32
+    assert_close(loss, expected, 0.01)
+    assert (cast_gradient - gradient).norm() < 0.03 * gradient.norm()
+
+
 # --- dead code and options ---
 
 

@@ -1,4 +1,4 @@
-"""The corpus of the training tests, megatron-core imported before ranks are forked, and buckets that small models fill."""
+"""The training tests' corpus, megatron-core imported before ranks are forked, and buckets that small models fill."""
 
 from __future__ import annotations
 

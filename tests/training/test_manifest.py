@@ -63,7 +63,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_manifest(tmp_path) == WHOLE
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_anything_anywhere_is_understood_or_damaged(tmp_path: Path, data: st.DataObject) -> None:
     body = body_of(tmp_path)
@@ -95,5 +95,5 @@ def test_what_is_no_manifest_is_damaged(tmp_path: Path, text: str | bytes) -> No
 def test_another_format_is_not_damage(tmp_path: Path) -> None:
     """Set aside as damaged, a newer version's checkpoint would make the run go on from an older one."""
     write(tmp_path, {**body_of(tmp_path), "format": 2})
-    with pytest.raises(InputError, match="has format 2, this version reads 1; use the version that wrote it"):
+    with pytest.raises(InputError, match="has format 2, this version reads 1; use the one that wrote it"):
         read_manifest(tmp_path)
