@@ -46,5 +46,5 @@ def gap(results: dict[str, Any], arm: str, when: str, start: int, stop: int) -> 
 
 
 def share_closed(before: Gap, after: Gap) -> float | None:
-    """Which part of the gap before is gone after; 1 is all of it. None where there was no gap."""
-    return 1 - after.mean / before.mean if before.mean > 0 else None
+    """Which part of the gap before is gone after; 1 is all of it. None where two errors hide the gap before."""
+    return 1 - after.mean / before.mean if before.mean > 2 * before.error else None

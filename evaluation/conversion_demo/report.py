@@ -28,8 +28,7 @@ def write_conversion_report(results: dict[str, Any], folder: Path) -> tuple[Path
 def findings(results: dict[str, Any]) -> list[str]:
     """What was measured, in sentences that follow the figures (Markdown, one line each)."""
     where = f"positions {FAR[0]} to {FAR[1]}"
-    adapted = results["recipe"]
-    trained = f"{adapted['steps'] * adapted['global_batch_size'] * adapted['sequence_length']:,} tokens"
+    trained = f"{_trained_tokens(results):,} tokens"
     lines = [
         f"**The source** has {_mean(results, BEFORE, SOURCE.name):.4f} nats a token at {where}, "
         f"{_mean(results, AFTER, SOURCE.name):.4f} after {trained} of articles."
@@ -47,8 +46,13 @@ def findings(results: dict[str, Any]) -> list[str]:
 
 def _change(closed: float | None) -> str:
     if closed is None:
-        return "there was no gap to close"
+        return "too small a gap to say what part of it closed"
     return f"{closed:.0%} of the gap closed" if closed >= 0 else f"the gap grew by {-closed:.0%}"
+
+
+def _trained_tokens(results: dict[str, Any]) -> int:
+    recipe = results["recipe"]
+    return recipe["steps"] * recipe["global_batch_size"] * recipe["sequence_length"]
 
 
 def _mean(results: dict[str, Any], when: str, arm: str) -> float:
@@ -68,8 +72,9 @@ def _head(results: dict[str, Any]) -> str:
 
 A pretrained Llama ({parameters["transformer"]:,} parameters) became an Orthros with a base window of
 {results["window"]} tokens ({parameters["orthros"]:,} parameters: the query affines are new, and the identity at first),
-without a base sink and with one. All three arms, the source itself among them, were then trained on the same batches
-of Wikipedia articles, {text["train_documents"]} of them, and scored on {len(text["rows"])} others.
+without a base sink and with one. All three arms, the source itself among them, were then trained on the same
+{_trained_tokens(results):,} tokens, drawn from {text["train_documents"]} Wikipedia articles of {text["train_tokens"]:,}
+tokens, and scored on {len(text["rows"])} others.
 
 {mixture(results)}
 """
@@ -103,7 +108,7 @@ Nats a token, by how many tokens of the article go before; the first {EDGES[-1]}
 {newline.join(rows)}
 
 The gap is paired by article; ± is its standard error over articles. After the training it is to the source **trained on
-the same batches**, so what the text alone taught is not counted.
+the same batches**, which learned from the text, too.
 
 {newline.join(gaps)}
 
