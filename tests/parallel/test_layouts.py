@@ -5,6 +5,7 @@ What the ranks hold is put together through a checkpoint, so the state files are
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,18 @@ def test_a_tied_head_stays_the_embedding() -> None:
     world_size, parallel = LAYOUTS["PP2·DP2"]
     first, *others = run_distributed(copies, world_size, run_config(parallel))
     assert all(torch.equal(first, other) for other in others)
+
+
+def test_a_tied_pipeline_warns_of_nothing() -> None:
+    """torch warns of wrong gradients if autograd sees DeepSpeed broadcast the tied weight."""
+
+    def warned_of(config: Config) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            take_steps(build(config, "everything"), config, "pretraining", range(1))
+        return [str(warning.message) for warning in caught if "c10d" in str(warning.message)]
+
+    assert run_distributed(warned_of, 2, run_config({"pipeline": 2})) == [[], []]
 
 
 FROZEN = "model.layers.1.self_attn.q_proj.weight"  # split over the tensor axis
