@@ -5,7 +5,8 @@
 * One that is longer than the sequence is dropped, or cut at the side that the configuration says; cut at its start, it
   keeps its BOS. Nothing is dropped or cut without being counted.
 * Encoded once, in blocks of `BLOCK_ROWS` rows, and kept on disk under hashes of all that decides the content: an
-  interrupted encoding goes on where it was, and the next run starts at once.
+  interrupted encoding goes on where it was, and the next run starts at once. A block that was lost or damaged is
+  encoded again from its rows.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from orthros_train.data.index_cache import Arrays, cached_arrays
 from orthros_train.data.progress import Progress
 from orthros_train.data.segments import IGNORED_LABEL
 from orthros_train.data.sft_sources import Row, open_source
+from orthros_train.errors import InputError
 
 BLOCK_ROWS = 8192
 TooLong = Literal["drop", "cut_start", "cut_end"]
@@ -110,6 +112,10 @@ def _end(labels: NDArray[np.int64]) -> int:
     return int(positions[-1]) + 1 if len(positions) else 0
 
 
+class _LostBlockError(InputError):
+    """A block that was encoded is missing or damaged; its rows have to be read again."""
+
+
 class EncodedSource:
     """All conversations of one source that have something to train on, in order, memory-mapped.
 
@@ -146,7 +152,12 @@ class EncodedSource:
         identity += [sequence_length, section.too_long]
         self._key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
         summary = cached_arrays(self._cache, self._key, ("blocks",), self._encode_all)
-        self._blocks = [self._block(number) for number in range(int(summary["blocks"]))]
+        numbers = range(int(summary["blocks"]))
+        try:
+            self._blocks = [self._block(number) for number in numbers]
+        except _LostBlockError:
+            self._encode_all()
+            self._blocks = [self._block(number) for number in numbers]
         self.counts = sum((Counts(*map(int, block["counts"])) for block in self._blocks), Counts())
         self.lengths = self._joined("lengths")
         self.outputs = self._joined("outputs")
@@ -165,8 +176,20 @@ class EncodedSource:
     def _joined(self, name: str) -> NDArray[np.int64]:
         return np.concatenate([np.empty(0, np.int64), *(block[name] for block in self._blocks)])
 
-    def _block(self, number: int, rows: Sequence[Row] = ()) -> dict[str, NDArray[Any]]:
-        return cached_arrays(self._cache, f"{self._key}-{number:06d}", _BLOCK_ARRAYS, lambda: self._encode(rows))
+    def _block(self, number: int, rows: Sequence[Row] | None = None) -> dict[str, NDArray[Any]]:
+        """Block `number`, encoded from its rows if the cache does not hold it whole.
+
+        Raises:
+            _LostBlockError: the cache does not hold it, and no rows are given.
+        """
+        key = f"{self._key}-{number:06d}"
+
+        def build() -> Arrays:
+            if rows is None:
+                raise _LostBlockError(f"index cache {self._cache / key} was lost as it was read; start again")
+            return self._encode(rows)
+
+        return cached_arrays(self._cache, key, _BLOCK_ARRAYS, build)
 
     def _encode_all(self) -> Arrays:
         """Encode every block that is not in the cache yet; how many there are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,40 @@ class TestEncodedSource:
         whole = EncodedSource(SFTSource(path=str(file)), SFTSection(), template, 200, tmp_path / "elsewhere")
         assert resumed.digest == whole.digest
         assert calls == 6 + 6 + 10
+
+    @pytest.mark.parametrize("lost", [0, 1, 2])
+    @pytest.mark.parametrize("damage", ["removed", "overwritten", "cut"])
+    def test_a_lost_block_is_encoded_again(
+        self, tmp_path: Path, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch, lost: int, damage: str
+    ) -> None:
+        """The summary, which says how many blocks there are, is whole: no row may be missing all the same."""
+        monkeypatch.setattr(sft_encoding, "BLOCK_ROWS", 4)
+        file = write_chats(tmp_path / "chats.jsonl", 10)
+        first = self.encode(file, template)
+        expected, counts, digest = (
+            [row.tokens.tolist() for row in map(first.__getitem__, range(10))],
+            first.counts,
+            first.digest,
+        )
+        del first
+        (block,) = (tmp_path / "chats.jsonl.cache").glob(f"*-{lost:06d}")
+        if damage == "removed":
+            shutil.rmtree(block)
+        else:
+            content = (block / "tokens.npy").read_bytes()
+            (block / "tokens.npy").write_bytes(content[:-8] + (b"" if damage == "cut" else b"\x07" * 8))
+        original, calls = ChatTemplate.encode, 0
+
+        def counted(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return original(*arguments)
+
+        monkeypatch.setattr(ChatTemplate, "encode", counted)
+        again = self.encode(file, template)
+        assert (again.counts, again.digest) == (counts, digest)
+        assert [again[index].tokens.tolist() for index in range(10)] == expected
+        assert calls == (4, 4, 2)[lost]  # the other blocks are not encoded again
 
     def test_a_row_that_is_no_conversation(self, tmp_path: Path, template: ChatTemplate) -> None:
         file = tmp_path / "chats.jsonl"
