@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from orthros_train.config import Config, DataSection, DataSource
 from orthros_train.data.corpus import Corpus, open_corpus
+from orthros_train.data.manifest import bin_path
 from orthros_train.data.permutation import seed32
 from orthros_train.data.sample_order import SampleOrder
 from orthros_train.data.segments import IGNORED_LABEL, document_ids, shift_labels
@@ -169,9 +170,9 @@ def _sources(data: DataSection, split: SplitName) -> list[DataSource]:
         raise InputError("data.train names no source; add one, for example data.train=[{prefix: data/text}]")
     if data.validation is None or split != "validation":
         return data.train
-    trained = {Path(source.prefix).resolve() for source in data.train}
+    trained = {bin_path(Path(source.prefix)).resolve() for source in data.train}
     for source in data.validation:
-        if Path(source.prefix).resolve() in trained:
+        if bin_path(Path(source.prefix)).resolve() in trained:
             raise InputError(
                 f"data.validation names {source.prefix}, which data.train trains on; remove it from one of them, or "
                 "leave data.validation out and use data.split"

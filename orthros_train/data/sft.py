@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from orthros_train.data.pretraining import Sample, SplitName, SplitTooSmallError
 from orthros_train.data.sample_order import SampleOrder
 from orthros_train.data.segments import IGNORED_LABEL
 from orthros_train.data.sft_encoding import EncodedSource
+from orthros_train.data.sft_overlap import why_overlapping
 from orthros_train.data.sft_packing import Packing, one_each, pack
 from orthros_train.data.tokenizers import Tokenizer
 from orthros_train.errors import InputError
@@ -47,7 +49,7 @@ class SFTData:
         notes: lines about what was read, for people.
 
     Raises:
-        InputError: a source or the chat template is refused, or a validation source is also trained on.
+        InputError: a source or the chat template is refused, or a validation source is, or may be, also trained on.
         SplitTooSmallError: a source has no conversation in this split.
     """
 
@@ -113,20 +115,16 @@ def _sources(section: SFTSection, split: SplitName) -> list[SFTSource]:
         raise InputError("data.sft.train names no source; add one, for example data.sft.train=[{path: chats.jsonl}]")
     if section.validation is None or split != "validation":
         return section.train
-    trained = {_place(source) for source in section.train}
-    for source in section.validation:
-        if _place(source) in trained:
+    for source, trained in product(section.validation, section.train):
+        remedy = why_overlapping(source, trained)
+        if remedy is not None:
             raise InputError(
-                f"data.sft.validation names {source.label}, which data.sft.train trains on; remove it from one of "
-                "them, or leave data.sft.validation out and use data.split"
+                f"data.sft.validation names {source.label}, which data.sft.train trains on (as {trained.label}): "
+                f"{remedy}, or leave data.sft.validation out and use data.split"
             )
     if not section.validation:
         raise InputError("data.sft.validation is empty; name a source or leave it out")
     return section.validation
-
-
-def _place(source: SFTSource) -> str:
-    return source.label if source.path is None else str(Path(source.path).resolve())
 
 
 def _of_split(

@@ -71,9 +71,21 @@ def open_source(source: SFTSource) -> SourceRows:
     return _open_dataset(source) if source.path is None else _open_files(Path(source.path))
 
 
-def _open_files(path: Path) -> SourceRows:
+def source_files(path: Path) -> list[Path]:
+    """The files that a source at `path` reads. Raises InputError as `open_source` does, but for their content."""
+    inputs, arrow = _find(path)
+    return [*(file.path for file in inputs), *arrow]
+
+
+def _find(path: Path) -> tuple[list[InputFile], list[Path]]:
+    """The source's files of other formats than Arrow, and those of Arrow."""
     arrow = _arrow_files(path)
     inputs = [] if path in arrow or (path.is_dir() and arrow and not _others(path)) else find_inputs([path])
+    return inputs, arrow
+
+
+def _open_files(path: Path) -> SourceRows:
+    inputs, arrow = _find(path)
     if text := next((file for file in inputs if file.format == "text"), None):
         raise InputError(f"input {text.path} is plain text, which has no conversations; give .jsonl, .json or .parquet")
     readers = [*((file.path, file.size_bytes, _reader(file)) for file in inputs)]

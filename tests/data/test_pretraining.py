@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from orthros_train.config import Config
+from orthros_train.config import Config, DataSource
 from orthros_train.data import (
     PretrainingData,
     Sample,
@@ -261,9 +261,15 @@ def test_no_source(make_config: MakeConfig) -> None:
         open_split(make_config([]))
 
 
-def test_validation_on_a_training_source_is_refused(config: Config) -> None:
+def test_validation_on_a_training_source_is_refused(config: Config, tmp_path: Path) -> None:
     config.data.validation = [config.data.train[1]]
     with pytest.raises(InputError, match=r"data.validation names .*, which data.train trains on"):
+        open_split(config, "validation")
+    linked = tmp_path / "linked"
+    for suffix in (".bin", ".idx", ".manifest.json"):
+        Path(f"{linked}{suffix}").symlink_to(Path(f"{config.data.train[1].prefix}{suffix}").resolve())
+    config.data.validation = [DataSource(prefix=str(linked))]
+    with pytest.raises(InputError, match=r"data.validation names .*linked, which data.train trains on"):
         open_split(config, "validation")
     config.data.validation = []
     with pytest.raises(InputError, match=r"data.validation is empty"):
