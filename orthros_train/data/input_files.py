@@ -31,6 +31,7 @@ _FORMATS: dict[str, Format] = {
 }
 _COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
 _KNOWN = ".txt, .jsonl, .json, .ndjson or .parquet, with or without .gz or .zst"
+CACHE_SUFFIX = ".cache"  # of folders that are no data
 _HEAD_BYTES = 65536
 
 
@@ -54,7 +55,7 @@ def find_inputs(paths: Sequence[str | Path]) -> list[InputFile]:
     files: list[InputFile] = []
     for path in map(Path, paths):
         if path.is_dir():
-            below = sorted(p for p in path.rglob("*") if p.is_file() and _classify(p) is not None)
+            below = [p for p in files_below(path) if classify(p) is not None]
             if not below:
                 raise InputError(f"folder {path} holds no input file; expected {_KNOWN}")
             files += [_check(p) for p in below]
@@ -63,7 +64,14 @@ def find_inputs(paths: Sequence[str | Path]) -> list[InputFile]:
     return files
 
 
-def _classify(path: Path) -> tuple[Format, Compression | None] | None:
+def files_below(folder: Path) -> list[Path]:
+    """The files in a folder and its folders, sorted; caches (`*.cache`, which runs keep beside their data) left out."""
+    found = (path for path in folder.rglob("*") if path.is_file())
+    return sorted(p for p in found if not any(f.name.endswith(CACHE_SUFFIX) for f in p.relative_to(folder).parents))
+
+
+def classify(path: Path) -> tuple[Format, Compression | None] | None:
+    """What a file is by its name; None if that says nothing."""
     compression = _COMPRESSIONS.get(path.suffix)
     format_ = _FORMATS.get(Path(path.stem).suffix if compression else path.suffix)
     return None if format_ is None else (format_, compression)
@@ -74,7 +82,7 @@ def _check(path: Path) -> InputFile:
         raise InputError(f"input {path} does not exist")
     if not path.is_file():
         raise InputError(f"input {path} is neither a file nor a folder; write what it gives to a file first")
-    kind = _classify(path)
+    kind = classify(path)
     if kind is None:
         raise InputError(f"input {path} has an unknown format; expected {_KNOWN}")
     file = InputFile(path, *kind, path.stat().st_size)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from orthros_train.config import Config, DataSection, DataSource
 from orthros_train.data.corpus import Corpus, open_corpus
+from orthros_train.data.input_files import CACHE_SUFFIX
 from orthros_train.data.manifest import bin_path
 from orthros_train.data.permutation import seed32
 from orthros_train.data.sample_order import SampleOrder
@@ -193,7 +194,7 @@ def split_shares(
 
 
 def _cache_dir(data: DataSection, sources: list[DataSource]) -> Path:
-    return Path(data.cache_dir if data.cache_dir is not None else f"{sources[0].prefix}.cache")
+    return Path(data.cache_dir if data.cache_dir is not None else f"{sources[0].prefix}{CACHE_SUFFIX}")
 
 
 def _require_one_sample(corpus: Corpus, documents: range, sequence_length: int, split: SplitName) -> None:

@@ -18,12 +18,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orthros_train.config.sft import SFTSource
-from orthros_train.data.input_files import InputFile, InputStream, decompress_to_temporary, find_inputs
+from orthros_train.data.input_files import (
+    CACHE_SUFFIX,
+    InputFile,
+    InputStream,
+    classify,
+    decompress_to_temporary,
+    files_below,
+    find_inputs,
+)
 from orthros_train.data.storage import sha256_file
 from orthros_train.errors import InputError
 
 ARROW_SUFFIX = ".arrow"
 BATCH_ROWS = 1024
+_RECORDS = ("state.json", "dataset_info.json", "dataset_dict.json")  # of a saved data set, beside its Arrow files
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -79,9 +88,13 @@ def source_files(path: Path) -> list[Path]:
 
 def _find(path: Path) -> tuple[list[InputFile], list[Path]]:
     """The source's files of other formats than Arrow, and those of Arrow."""
-    arrow = _arrow_files(path)
-    inputs = [] if path in arrow or (path.is_dir() and arrow and not _others(path)) else find_inputs([path])
-    return inputs, arrow
+    if not path.is_dir():
+        return ([], [path]) if path.suffix == ARROW_SUFFIX and path.is_file() else (find_inputs([path]), [])
+    below = files_below(path)
+    arrow = [file for file in below if file.suffix == ARROW_SUFFIX]
+    if not arrow:
+        return find_inputs([path]), []
+    return find_inputs([file for file in below if classify(file) and file.name not in _RECORDS]), arrow
 
 
 def _open_files(path: Path) -> SourceRows:
@@ -101,18 +114,7 @@ def _open_files(path: Path) -> SourceRows:
 
     hashes = [sha256_file(file) for file, _, _ in readers]
     fingerprint = hashlib.sha256("\n".join(hashes).encode()).hexdigest()
-    return SourceRows(fingerprint, sum(size for _, size, _ in readers), read, Path(f"{path}.cache"))
-
-
-def _arrow_files(path: Path) -> list[Path]:
-    if path.is_dir():
-        return sorted(file for file in path.rglob(f"*{ARROW_SUFFIX}") if file.is_file())
-    return [path] if path.suffix == ARROW_SUFFIX and path.is_file() else []
-
-
-def _others(folder: Path) -> bool:
-    """Whether a folder with Arrow files holds data besides; `state.json` and the like are a saved data set's own."""
-    return any(file.suffix in (".jsonl", ".ndjson", ".parquet") for file in folder.rglob("*"))
+    return SourceRows(fingerprint, sum(size for _, size, _ in readers), read, Path(f"{path}{CACHE_SUFFIX}"))
 
 
 def _reader(file: InputFile) -> Callable[[], Iterator[Row]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from orthros_train.config.sft import SFTSource
 from orthros_train.data.sft_sources import open_source
@@ -70,6 +72,48 @@ def test_a_folder_is_all_its_files(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text(LINES, encoding="utf-8")
     (tmp_path / "a.json").write_text(json.dumps(ROWS[:1]), encoding="utf-8")
     assert rows(tmp_path) == [ROWS[0], *ROWS]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.arrow"])
+def test_caches_are_no_data(tmp_path: Path, name: str) -> None:
+    """What a run keeps beside a file, and tools in hidden folders, is not read when the folder becomes a source."""
+    if name == "a.arrow":
+        table = pa.Table.from_pylist(ROWS)
+        with pa.ipc.new_stream(tmp_path / name, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        (tmp_path / name).write_text(LINES, encoding="utf-8")
+    before = open_source(SFTSource(path=str(tmp_path))).fingerprint
+    for below in (f"{name}.cache/0123", "sub/b.jsonl.cache/4567", ".cache/huggingface/download"):
+        (tmp_path / below).mkdir(parents=True)
+        for file in ("sha256.json", "c.jsonl", "d.jsonl.gz", "e.arrow", "f.parquet"):
+            (tmp_path / below / file).write_text('{"tokens": "00"}', encoding="utf-8")
+    assert rows(tmp_path) == ROWS
+    assert open_source(SFTSource(path=str(tmp_path))).fingerprint == before
+
+
+def test_a_named_cache_is_read(tmp_path: Path) -> None:
+    """A folder that is the source itself is data, whatever its name."""
+    (tmp_path / "my.cache").mkdir()
+    (tmp_path / "my.cache" / "a.jsonl").write_text(LINES, encoding="utf-8")
+    assert rows(tmp_path / "my.cache") == ROWS
+
+
+@pytest.mark.parametrize(
+    "suffix", [".json", ".jsonl", ".ndjson", ".parquet", ".jsonl.gz", ".ndjson.zst", ".parquet.gz"]
+)
+def test_files_beside_arrow_files_are_read(tmp_path: Path, suffix: str) -> None:
+    """A saved data set's own records (`state.json` and the like) are not."""
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "a"))
+    assert rows(tmp_path) == ROWS
+    content = LINES.encode()
+    if ".parquet" in suffix:
+        buffer = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(ROWS), buffer)
+        content = buffer.getvalue()
+    packed = {".gz": gzip.compress, ".zst": zstandard.compress}.get(Path(suffix).suffix, bytes)
+    (tmp_path / f"b{suffix}").write_bytes(packed(content))
+    assert rows(tmp_path) == ROWS + ROWS
 
 
 def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
