@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 from orthros_train.config import Config, DataSource
@@ -210,6 +211,22 @@ def test_collate_stacks(config: Config) -> None:
     assert batch["input_ids"][1].tolist() == data.sample(1).input_ids.tolist()
     plain = Sample(np.zeros(T, np.int64), np.zeros(T, np.int64), None)
     assert set(collate([plain])) == {"input_ids", "shift_labels"}
+
+
+@pytest.mark.parametrize("output_slots", [None, 40])
+def test_collate_fills_in_the_segment_of_a_row_without_a_document_mask(
+    config: Config, output_slots: int | None
+) -> None:
+    """Conversations beside text with data.document_mask off: a row without ids is one segment."""
+    masked = open_split(config).sample(0)
+    config.data.document_mask = False
+    plain = open_split(config).sample(1)
+    assert masked.document_ids is not None
+    for samples in ([masked, plain], [plain, masked, plain]):
+        batch = collate(samples, output_slots)
+        expected = [[0] * len(plain.input_ids) if s is plain else masked.document_ids.tolist() for s in samples]
+        assert batch["document_ids"].tolist() == expected
+        assert batch["document_ids"].dtype == torch.int64
 
 
 # ---- splits
