@@ -18,6 +18,7 @@ from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
 from orthros_train.model_folder.model_parameters import model_name
 from orthros_train.parallel.quiet_deepspeed import silenced
 from orthros_train.training.checkpoint_folders import HF_FOLDER, find_checkpoint
+from orthros_train.training.generation_settings import GENERATION_FILE
 from orthros_train.training.manifest import InvalidCheckpointError, Manifest, read_manifest, verify_files
 from orthros_train.training.state_files import SavedState
 
@@ -49,7 +50,7 @@ def export_hf(checkpoint_dir: str | Path, output_dir: str | Path, dtype: str = "
         for file in folder.glob("*.safetensors"):
             file.chmod(folder.stat().st_mode & 0o666)  # safetensors makes it readable to the owner alone
         for file in (checkpoint / HF_FOLDER).iterdir():
-            if not (folder / file.name).exists():
+            if file.name == GENERATION_FILE or not (folder / file.name).exists():  # transformers wrote its own
                 shutil.copy2(file, folder / file.name)
         write_model_card(
             folder,

@@ -22,6 +22,7 @@ from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig
 from orthros_train.model.attention_kernels import choose_kernel
 from orthros_train.model.parameter_count import parameter_count
+from orthros_train.model_folder.json_files import write_json
 from orthros_train.parallel.factory import factory_for
 from orthros_train.parallel.mesh import Mesh, mesh_of
 from orthros_train.training.checkpoint_folders import checkpoint_folders
@@ -36,6 +37,7 @@ from orthros_train.training.distillation import load_teacher
 from orthros_train.training.engine import TrainingEngine
 from orthros_train.training.engines import build_engine, build_module
 from orthros_train.training.freezing import freeze
+from orthros_train.training.generation_settings import GENERATION_FILE, generation_settings
 from orthros_train.training.initial_model import InitialValues
 from orthros_train.training.lost_ranks import limit_waiting
 from orthros_train.training.manifest import Layout, Manifest, Progress
@@ -70,6 +72,9 @@ class Run:
     folder: RunFolder
     tokenizer: Tokenizer
     model_config: OrthrosConfig
+    generation: (
+        dict[str, Any] | None
+    )  # content of generation_config.json; None: transformers' own follows from the model
     train_data: Samples
     validation_data: Samples | None
     suites: SuiteScorer | None
@@ -94,7 +99,7 @@ class Run:
         )
 
         def write_hf_files(folder: Path) -> None:
-            _save_hf_files(folder, self.model_config, self.tokenizer, self.train_data)
+            _save_hf_files(folder, self.model_config, self.generation, self.tokenizer, self.train_data)
 
         if self.metrics is not None:
             self.metrics.sync()
@@ -124,9 +129,17 @@ def fingerprints(tokenizer: Tokenizer, data: Samples) -> dict[str, str]:
     return {"tokenizer": tokenizer.fingerprint, "data": data.fingerprint}
 
 
-def _save_hf_files(folder: Path, model_config: OrthrosConfig, tokenizer: Tokenizer, data: Samples) -> None:
+def _save_hf_files(
+    folder: Path,
+    model_config: OrthrosConfig,
+    generation: dict[str, Any] | None,
+    tokenizer: Tokenizer,
+    data: Samples,
+) -> None:
     """What a Hugging Face folder of the model holds besides weights."""
     model_config.to_json_file(folder / "config.json")
+    if generation is not None:
+        write_json(folder / GENERATION_FILE, generation)
     tokenizer.save_pretrained(folder)
     conversations = conversations_of(data)
     if conversations is not None:
@@ -154,11 +167,16 @@ def prepare_run(
     train_data = ranks.together(lambda: training_data(config, tokenizer))
     held_out = ranks.together(lambda: validation_data(config, tokenizer))
     model_config = ranks.together(lambda: orthros_config(config, tokenizer.vocab_size))
-    model_config.update(special_token_ids(tokenizer))
+    init_from = None if config.init_from is None else Path(config.init_from)
+    special, generation = ranks.together(lambda: generation_settings(init_from, special_token_ids(tokenizer)))
+    model_config.update(special)
     ranks.together(lambda: _check_kernel(config, model_config, ranks))
     watchdog.beat("opening the suites")
     suites = open_on_all(
-        config, ranks, open_suites, lambda folder: _save_hf_files(folder, model_config, tokenizer, train_data)
+        config,
+        ranks,
+        open_suites,
+        lambda folder: _save_hf_files(folder, model_config, generation, tokenizer, train_data),
     )
     identity = fingerprints(tokenizer, train_data)
     watchdog.beat("verifying the checkpoint")
@@ -199,6 +217,7 @@ def prepare_run(
         folder=folder,
         tokenizer=tokenizer,
         model_config=model_config,
+        generation=generation,
         train_data=train_data,
         validation_data=held_out,
         suites=suites,

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from orthros_train.conversion.from_checkpoint import export_hf
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosForCausalLM
-from orthros_train.training.checkpoint_folders import find_checkpoint
+from orthros_train.training.checkpoint_folders import HF_FOLDER, find_checkpoint
 from orthros_train.training.manifest import read_manifest
 from orthros_train.training.state_files import SavedState
 from tests.training.small_runs import MODEL, run, small_config
@@ -92,6 +92,28 @@ def test_generation_knows_where_a_text_ends(finished: Path, tmp_path: Path) -> N
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         assert getattr(model.config, name) == getattr(model.generation_config, name) == getattr(tokenizer, name)
     assert model.generation_config.eos_token_id is not None
+
+
+def test_how_a_conversion_generates_survives_training(finished: Path, corpus: Path, tmp_path: Path) -> None:
+    """The settings of the model that a run starts from, its ends of a text besides the tokenizer's own."""
+    start = export_hf(finished, tmp_path / "start")
+    own = json.loads((start / "config.json").read_text())
+    ends = [own["eos_token_id"], 7, 9]
+    (start / "config.json").write_text(json.dumps({**own, "eos_token_id": ends}))
+    # transformers itself refuses to write a temperature without sampling, as models of the hub have it
+    settings = {"eos_token_id": ends, "temperature": 0.6, "top_p": 0.9, "transformers_version": "4.40.0"}
+    (start / "generation_config.json").write_text(json.dumps(settings))
+    model = {**MODEL, "tie_word_embeddings": True}
+    trained = small_config(tmp_path / "run", corpus, model=model, init_from=str(start), train__steps=1, schedule={})
+    assert run(trained) == 0
+    exported = export_hf(tmp_path / "run", tmp_path / "model")
+    for folder in (find_checkpoint(tmp_path / "run") / HF_FOLDER, exported):
+        assert json.loads((folder / "config.json").read_text())["eos_token_id"] == ends
+        written = json.loads((folder / "generation_config.json").read_text())
+        assert {name: written[name] for name in settings} == settings
+    loaded = AutoModelForCausalLM.from_pretrained(exported, trust_remote_code=True)
+    assert loaded.generation_config.eos_token_id == ends
+    assert loaded.generation_config.temperature == 0.6
 
 
 def test_the_folder_carries_a_card_and_readable_weights(finished: Path, tmp_path: Path) -> None:
