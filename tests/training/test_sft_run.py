@@ -153,10 +153,14 @@ def test_another_data_set_is_another_run(tmp_path: Path, tokenizer: Path, chats:
         run(sft_config(tmp_path / "run", tokenizer, [chats], train__steps=3, sft__train_on="last"))
 
 
-def test_mixed_with_text(tmp_path: Path, chats: Path, corpus: Path) -> None:
+@pytest.mark.parametrize("document_mask", [True, False])
+def test_mixed_with_text(tmp_path: Path, chats: Path, corpus: Path, document_mask: bool) -> None:
     """Half text, half conversations, on one and two ranks: the same losses, from micro-batches of either kind."""
-    sources = [{"prefix": str(corpus)}]
-    shared: dict[str, Any] = {"data__train": sources, "sft__chat_template": template_file(tmp_path)}
+    shared: dict[str, Any] = {
+        "data__train": [{"prefix": str(corpus)}],
+        "data__document_mask": document_mask,
+        "sft__chat_template": template_file(tmp_path),
+    }
     one = sft_config(tmp_path / "one", None, [chats], train__micro_batch_size=2, **shared)
     two = sft_config(tmp_path / "two", None, [chats], train__micro_batch_size=4, **shared)
     assert run(one, 1) == run(two, 2) == 0
@@ -168,11 +172,13 @@ def test_mixed_with_text(tmp_path: Path, chats: Path, corpus: Path) -> None:
     assert [r["loss_tokens"] for r in metrics(one)] == [r["loss_tokens"] for r in metrics(two)]
 
 
-def test_mixed_with_text_in_a_pipeline(tmp_path: Path, chats: Path, corpus: Path) -> None:
+@pytest.mark.parametrize("document_mask", [True, False])
+def test_mixed_with_text_in_a_pipeline(tmp_path: Path, chats: Path, corpus: Path, document_mask: bool) -> None:
     """Shapes cannot change inside a step there: a step with any text has an output token everywhere, and a tenth of
     the steps has none."""
     shared: dict[str, Any] = {
         "data__train": [{"prefix": str(corpus), "weight": 0.1}],
+        "data__document_mask": document_mask,
         "sft__chat_template": template_file(tmp_path),
         "train__global_batch_size": 4,
     }
