@@ -172,7 +172,7 @@ class _PickleShard:
             except RuntimeError:  # torch's format before 1.6 cannot be mapped
                 content = torch.load(path, map_location="cpu", weights_only=True)
         except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            reason = str(error).splitlines()[0]
+            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise InputError(f"{path} cannot be read as a file of tensors alone: {reason}") from error
         if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
             raise InputError(f"{path} is not a mapping of names to tensors")

@@ -93,6 +93,14 @@ def test_a_pickle_runs_no_code(save: Callable[[Any, Path], None], tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("content", [b"", b"x", b"\x80\x02", b"PK\x03\x04"])
+def test_what_is_no_pickle(content: bytes, tmp_path: Path) -> None:
+    """Some of torch's errors say nothing at all."""
+    (tmp_path / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(InputError, match=r"pytorch_model.bin cannot be read as a file of tensors alone: \S.*$"):
+        TensorFolder(tmp_path, allow_pickle=True)
+
+
 def test_safetensors_go_before_pickle(tmp_path: Path) -> None:
     write_single(tmp_path)
     torch.save({}, tmp_path / "pytorch_model.bin")
