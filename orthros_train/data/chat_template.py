@@ -6,6 +6,8 @@
   assistant's message: what a model would have to write there, its end of turn included. It is found by rendering
   growing prefixes of the conversation and checking that each begins the next. A template for which that fails (some
   rewrite earlier turns) is refused by name: a mask guessed there would be wrong without anyone noticing.
+* A greeting, an assistant's message with nothing before it, is no answer and stays untrained: there is no prompt to
+  render without a message.
 * White space that the template puts behind an end-of-turn token is nobody's answer. A token belongs to an answer if it
   starts inside it: one that begins in the prompt is never generated.
 * The sequence begins with exactly one BOS where the template writes one or the tokenizer adds one to any text.
@@ -134,7 +136,7 @@ class ChatTemplate:
     def _answers(self, conversation: Conversation, label: str) -> tuple[str, list[tuple[int, int]]]:
         """The rendered text, and where in it the answers stand that carry loss."""
         messages = conversation.messages
-        turns = [index for index, message in enumerate(messages) if message["role"] == ASSISTANT]
+        turns = [index for index, message in enumerate(messages) if index > 0 and message["role"] == ASSISTANT]
         answers: list[tuple[int, int]] = []
         text = ""
         for turn in turns[-1:] if self._last_only else turns:

@@ -68,6 +68,20 @@ def test_what_follows_the_last_answer_is_left_out(tmp_path: Path) -> None:
     assert not chat_template(folder).encode(talk("user: Hi"), "row 1").trained.any()
 
 
+@pytest.mark.parametrize("train_on", ["all", "last"])
+def test_a_greeting_is_no_answer(tmp_path: Path, train_on: str) -> None:
+    """A conversation that the assistant opens is kept, and its answers are trained; alone, a greeting trains nothing."""
+    folder = write_tokenizer(tmp_path)
+    template = chat_template(folder, train_on=train_on)
+    encoded = template.encode(talk("assistant: Welcome!", "user: Hi", "assistant: Yo"), "row 1")
+    assert spell(folder, encoded.ids).startswith("<|im_start|>assistant\nWelcome!<|im_end|>\n<|im_start|>user\nHi")
+    assert masked(folder, encoded) == "_Yo<|im_end|>_"
+    for greeting in (talk("assistant: Welcome!"), talk("assistant: Welcome!", "user: Hi")):
+        assert not template.encode(greeting, "row 1").trained.any()
+    after_system = template.encode(talk("system: S", "assistant: Welcome!"), "row 1")
+    assert masked(folder, after_system) == "_Welcome!<|im_end|>_"
+
+
 def test_tool_turns(tmp_path: Path) -> None:
     """The call is the assistant's, the two results are not, though the template writes them into one turn."""
     folder = write_tokenizer(tmp_path, TOOLS)
