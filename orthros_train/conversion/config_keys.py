@@ -95,7 +95,7 @@ def _check_rope_keys(rope: Any, where: str) -> None:
     if not isinstance(rope, dict):
         raise InputError(f"{where} is {rope!r}, but must be null or an object with a rope_type")
     rope_type = rope.get("rope_type", rope.get("type", "default"))
-    if rope_type not in ROPE_SCALING_KEYS:
+    if not isinstance(rope_type, str) or rope_type not in ROPE_SCALING_KEYS:
         raise InputError(
             f"{where} has rope_type {rope_type!r}, which Orthros does not compute; it knows "
             f"{', '.join(ROPE_SCALING_KEYS)}"

@@ -103,17 +103,19 @@ def read_source_config(folder: Path) -> SourceConfig:
     return interpret(read_json_object(path), str(path))
 
 
-def interpret(raw: dict[str, Any], where: str) -> SourceConfig:
+def interpret(raw: Any, where: str) -> SourceConfig:
     """Check and resolve the content of a config.json; `where` names the file in messages.
 
     Raises:
         InputError: an architecture other than the supported ones, a key that is not accounted for, or values that
             transformers refuses or that contradict one another.
     """
+    if not isinstance(raw, dict):
+        raise InputError(f"{where} is {raw!r}, but must be the object that a config.json holds")
     model_type = raw.get("model_type")
     if model_type == "orthros":
         raise InputError(f"{where} is an Orthros model already; --to llama is the way back")
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise InputError(
             f"{where} has model_type {model_type!r}; only dense models of {', '.join(FAMILIES)} can be converted"
         )

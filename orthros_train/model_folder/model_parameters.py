@@ -70,11 +70,11 @@ def check_parameters(tensors: TensorFolder, wanted: dict[str, tuple[int, ...]], 
 
 def _equal(tensors: TensorFolder, first: str, second: str) -> bool:
     """Whether two matrices of the folder are equal; memory holds a block of their rows."""
-    (rows, columns), other = tensors.infos[first].shape, tensors.infos[second].shape
+    if tensors.infos[first].shape != tensors.infos[second].shape:
+        return False
+    rows, columns = tensors.infos[first].shape  # the embedding's was found to be right
     blocks = ((slice(start, min(start + ROWS, rows)), slice(0, columns)) for start in range(0, rows, ROWS))
-    return other == (rows, columns) and all(
-        torch.equal(tensors.read(first, block), tensors.read(second, block)) for block in blocks
-    )
+    return all(torch.equal(tensors.read(first, block), tensors.read(second, block)) for block in blocks)
 
 
 def _first_of(names: Iterable[str]) -> list[str]:

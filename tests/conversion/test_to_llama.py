@@ -129,6 +129,8 @@ def test_biases_that_no_family_has(options: dict[str, Any]) -> None:
     ("changes", "message"),
     [
         ({"model_type": "llama"}, "has model_type 'llama'; only an Orthros model has a way back"),
+        ({"source_config": ["llama"]}, "config.json is ['llama'], but must be the object that a config.json holds"),
+        ({"source_config": "llama"}, "config.json is 'llama', but must be the object"),
         ({"num_hidden_layers": 4}, "lacks the tensor model.layers.2.self_attn.base_query.gain"),
         ({"num_key_value_heads": 3}, "describes a model that Orthros cannot be"),
         (
@@ -143,3 +145,13 @@ def test_folders_without_a_way_back(changes: dict[str, Any], message: str, orthr
         to_llama(orthros, orthros.parent / "back")
     assert message in str(error.value)
     assert not (orthros.parent / "back").exists()
+
+
+@pytest.mark.parametrize("shape", [(61 * 32,), (61,), (61, 32, 1), (32, 61), ()])
+def test_a_tied_head_of_another_shape(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """A tied model may repeat its embedding as the head, but nothing else."""
+    source = save_source(tmp_path / "source", tie_word_embeddings=True)
+    tensors = load_file(source / "model.safetensors")
+    save_file({**tensors, "lm_head.weight": torch.zeros(shape)}, source / "model.safetensors")
+    with pytest.raises(InputError, match=r"says tie_word_embeddings, but lm_head.weight and .* differ"):
+        to_orthros(source, tmp_path / "orthros", OrthrosForm(8))
