@@ -70,7 +70,7 @@ def test_what_follows_the_last_answer_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("train_on", ["all", "last"])
 def test_a_greeting_is_no_answer(tmp_path: Path, train_on: str) -> None:
-    """A conversation that the assistant opens is kept, and its answers are trained; alone, a greeting trains nothing."""
+    """A conversation that the assistant opens is kept, its answers are trained; a greeting alone trains nothing."""
     folder = write_tokenizer(tmp_path)
     template = chat_template(folder, train_on=train_on)
     encoded = template.encode(talk("assistant: Welcome!", "user: Hi", "assistant: Yo"), "row 1")
