@@ -72,9 +72,7 @@ class Run:
     folder: RunFolder
     tokenizer: Tokenizer
     model_config: OrthrosConfig
-    generation: (
-        dict[str, Any] | None
-    )  # content of generation_config.json; None: transformers' own follows from the model
+    generation: dict[str, Any] | None  # content of generation_config.json; None: what transformers makes of the model
     train_data: Samples
     validation_data: Samples | None
     suites: SuiteScorer | None

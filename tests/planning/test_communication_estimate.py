@@ -65,6 +65,9 @@ def data_parallel_step(config: Config, micro_batches: int, live_parameters: int)
         deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
         optimizer = torch.optim.AdamW(model.parameters())
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    overlap = config.parallel.resolved_overlap_gradients
+    assert engine.zero_overlap_comm() == overlap
+    assert config.parallel.zero_stage != 2 or engine.optimizer.overlap_comm == overlap  # ZeRO-3's does not tell
     for _ in range(2):
         with RecordedCollectives() as recorded:
             for _ in range(micro_batches):
