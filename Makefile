@@ -50,6 +50,7 @@ bench: $(RUNTIME)
 	$(RUN) benchmarks/startup.py --output $(BENCH)/startup.json --repeats 3
 	$(RUN) benchmarks/prefill.py --output $(BENCH)/prefill.json --lengths 1024,4096,16384
 	$(RUN) benchmarks/training_step.py --output $(BENCH)/training_step.json --repeats 3 --peak-memory
+	$(RUN) benchmarks/training_step.py --output $(BENCH)/packed_step.json --repeats 3 --uses pt --conversations 8
 	$(RUN) benchmarks/decode.py --output $(BENCH)/decode.json --contexts 2048,32768 --batches 1,2 --steps 16
 	$(RUN) benchmarks/data_loading.py --output $(BENCH)/data_loading.json
 	$(RUN) benchmarks/checkpoint.py --output $(BENCH)/checkpoint.json

@@ -12,12 +12,14 @@ speedup over `hf` is below --least-share of its FLOP ratio, or if the answers di
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from evaluation.arm_times import times
 from evaluation.benchmarking.result import Record, Result
 from evaluation.scoring_plan import Request, plan_families
 from orthros_train.command_line import CommandParser, positive_int, run_command
@@ -120,14 +122,13 @@ def time_set(
     instances = [Instance("loglikelihood", {}, pair, i, metadata=(name, i, 1)) for i, pair in enumerate(texts)]
     pairs = [models["transformer"]._encode_pair(*pair) for pair in texts]
     calls = {arm: partial(lm.loglikelihood, instances, disable_tqdm=True) for arm, lm in models.items()}
-    answers, all_wall, all_processor = _times(calls, repeats)
-    wall, processor = ({arm: min(all_[arm]) for arm in ARMS} for all_ in (all_wall, all_processor))  # load only adds
-    seconds = wall if models["hf"].device.type == "cuda" else processor
+    answers, wall, processor = _times(calls, repeats)
+    compared = wall if models["hf"].device.type == "cuda" else processor
     full = harness_flops(models["transformer"].model.config, pairs)
     records = []
     for arm in ARMS:
         flops = full if arm == "hf" else plan_flops(models[arm].model.config, pairs, share=True)
-        speedup = seconds["hf"] / seconds[arm]
+        speedup = statistics.median(compared["hf"]) / statistics.median(compared[arm])
         records.append(
             {
                 "case": f"{name} {arm}",
@@ -136,11 +137,10 @@ def time_set(
                 "documents": documents,
                 "requests": len(texts),
                 "mean_tokens": sum(len(c) + len(k) for c, k in pairs) / len(pairs),
-                "seconds": wall[arm],
-                "all_seconds": all_wall[arm],
-                "processor_seconds": processor[arm],
-                "all_processor_seconds": all_processor[arm],
-                "documents_per_second": documents / wall[arm],
+                **times(wall[arm]),
+                "processor_seconds": statistics.median(processor[arm]),
+                "all_processor_seconds": processor[arm],
+                "documents_per_second": documents / statistics.median(wall[arm]),
                 "flops": flops,
                 "speedup": speedup,
                 "flop_ratio": full / flops,
@@ -202,7 +202,7 @@ def build_parser() -> CommandParser:
         default=1,
         help="of hf on long texts, whose logits are large; default: 1",
     )
-    parser.add_argument("--repeats", type=positive_int, default=2, help="runs, of which the best counts; default: 2")
+    parser.add_argument("--repeats", type=positive_int, default=3, help="timed rounds, medians count; default: 3")
     parser.add_argument("--threads", type=positive_int, default=1, help="CPU threads; default: 1")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     parser.add_argument("--least-share", type=float, default=0.8, help="of the FLOP ratio; default: 0.8")

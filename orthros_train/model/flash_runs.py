@@ -2,12 +2,14 @@
 
 A run is a stretch of queries of one row at consecutive positions of one segment: the whole segment for the base
 stream, an answer span for the output stream of fine-tuning. Its last query is aligned with its last key, which is
-flash-attn's bottom-right causal mask, and `window_size=(w-1, 0)` is our w.
+flash-attn's bottom-right causal mask, and `window_size=(w-1, 0)` is our w. A query that repeats the one before it
+(padding, an unused slot) is computed once.
 
-Shapes: B batch, M queries, S keys, H query heads, G KV heads, d head size, R runs.
+Shapes: B batch, M queries, S keys, H query heads, G KV heads, d head size, Q distinct queries, R runs.
 """
 
 import importlib.util
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -38,38 +40,70 @@ def flash(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility)
 def attend_runs(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility, varlen_attention) -> Tensor:  # type: ignore[no-untyped-def]
     """Pack runs, call `varlen_attention` with flash_attn_varlen_func's arguments, unpack."""
     B, H, M, d = queries.shape
-    query_starts, rows, key_low, key_high = _runs(visibility, B, M)
-    key_lengths = key_high - key_low + 1  # (R,)
-    key_starts = _starts(key_lengths)  # (R + 1,)
-    offsets = torch.arange(int(key_starts[-1]), device=keys.device) - key_starts[:-1].repeat_interleave(key_lengths)
-    picked = (rows * keys.shape[2] + key_low).repeat_interleave(key_lengths) + offsets  # index into (B·S)
+    runs = visibility.prepared.get((B, keys.shape[2]))
+    if runs is None:
+        runs = visibility.prepared[B, keys.shape[2]] = _find_runs(visibility, B, M, keys.shape[2])
+    packed = queries.transpose(1, 2).reshape(B * M, H, d)
     out = varlen_attention(
-        queries.transpose(1, 2).reshape(B * M, H, d),
-        keys.transpose(1, 2).flatten(0, 1)[picked],
-        values.transpose(1, 2).flatten(0, 1)[picked],
-        cu_seqlens_q=query_starts.int(),
-        cu_seqlens_k=key_starts.int(),
-        max_seqlen_q=int(query_starts.diff().max()),
-        max_seqlen_k=int(key_lengths.max()),
+        packed if runs.distinct is None else packed[runs.distinct],
+        keys.transpose(1, 2).flatten(0, 1)[runs.keys],
+        values.transpose(1, 2).flatten(0, 1)[runs.keys],
+        cu_seqlens_q=runs.query_starts,
+        cu_seqlens_k=runs.key_starts,
+        max_seqlen_q=runs.most_queries,
+        max_seqlen_k=runs.most_keys,
         causal=True,
         window_size=(-1, -1) if visibility.window is None else (visibility.window - 1, 0),
     )
-    return out.view(B, M, H, d).transpose(1, 2)
+    return (out if runs.distinct is None else out[runs.place]).view(B, M, H, d).transpose(1, 2)
 
 
-def _runs(visibility: Visibility, B: int, M: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Starts in the flattened queries (R + 1,), and each run's row, first key and last key, each (R,)."""
+@dataclass(frozen=True)
+class _Runs:
+    """The packing of one call, the same in every layer.
+
+    Attributes:
+        distinct: (Q,), which of the B·M queries are computed; None: all of them.
+        place: (B·M,), where among the distinct ones each query is.
+        keys: which of the B·S keys each run reads, one run after the other.
+        query_starts: (R + 1,) int32, where each run's queries start, and the end.
+        key_starts: (R + 1,) int32, where each run's keys start, and the end.
+        most_queries: of a run.
+        most_keys: of a run.
+    """
+
+    distinct: Tensor | None
+    place: Tensor
+    keys: Tensor
+    query_starts: Tensor
+    key_starts: Tensor
+    most_queries: int
+    most_keys: int
+
+
+def _find_runs(visibility: Visibility, B: int, M: int, S: int) -> _Runs:
     positions, first = visibility.positions.expand(B, M), visibility.first.expand(B, M)
-    new = torch.ones(B, M, dtype=torch.bool, device=positions.device)
-    new[:, 1:] = (positions[:, 1:] != positions[:, :-1] + 1) | (first[:, 1:] != first[:, :-1])
-    begins = new.flatten().nonzero().flatten()  # (R,)
-    ends = torch.cat((begins[1:], begins.new_tensor([B * M])))
+    new_row = torch.zeros(B, M, dtype=torch.bool, device=positions.device)
+    new_row[:, 0] = True
+    step = positions.diff(dim=1, prepend=positions[:, :1])  # (B, M)
+    other_segment = first.diff(dim=1, prepend=first[:, :1]) != 0
+    new = (new_row | other_segment | (step != 0)).flatten()
+    distinct = new.nonzero().flatten()  # (Q,)
+    starts = (new_row | other_segment | (step != 1)).flatten()[distinct].nonzero().flatten()  # (R,) among the distinct
+    query_starts = torch.cat((starts, starts.new_tensor([len(distinct)])))
+    begins, ends = distinct[starts], distinct[query_starts[1:] - 1]  # each run's first and last query
     low = first.flatten()[begins]
     if visibility.window is not None:
         low = torch.maximum(low, positions.flatten()[begins] - visibility.window + 1)
-    return torch.cat((begins, begins.new_tensor([B * M]))), begins // M, low, positions.flatten()[ends - 1]
-
-
-def _starts(lengths: Tensor) -> Tensor:
-    """Lengths (R,) -> exclusive prefix sums with the total at the end (R + 1,)."""
-    return torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
+    lengths = positions.flatten()[ends] - low + 1  # (R,)
+    key_starts = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
+    offsets = torch.arange(int(key_starts[-1]), device=low.device) - key_starts[:-1].repeat_interleave(lengths)
+    return _Runs(
+        distinct=None if len(distinct) == B * M else distinct,
+        place=new.cumsum(0) - 1,
+        keys=(begins // M * S + low).repeat_interleave(lengths) + offsets,
+        query_starts=query_starts.int(),
+        key_starts=key_starts.int(),
+        most_queries=int(query_starts.diff().max()),
+        most_keys=int(lengths.max()),
+    )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .layer_factory import IGNORE_INDEX
-from .stream_layout import OutputColumns, take_tokens
+from .stream_layout import OutputColumns, gather_columns, take_tokens
 
 
 def check_output_positions(positions: Tensor, columns: int) -> None:
@@ -88,8 +88,7 @@ class RowAlignment:
         """(B or 1, T, …) in the user's columns -> (B, T, …) left-aligned."""
         if values is None:
             return None
-        rows = torch.arange(self.order.shape[0], device=values.device)[:, None]
-        return values.expand(self.order.shape[0], *values.shape[1:])[rows, self.order]
+        return gather_columns(values.expand(self.order.shape[0], *values.shape[1:]), self.order)
 
     def output_columns(self, columns: OutputColumns) -> tuple[OutputColumns, Callable[[Tensor], Tensor]]:
         """Aligned output columns, in increasing order, and the function that undoes that order on (B, M, …).
@@ -98,12 +97,12 @@ class RowAlignment:
             ValueError: a column of a tensor is padding, which has no logits. Checked on CPU only, as positions are.
         """
         if columns is None:
-            return None, lambda outputs: take_tokens(outputs, self.place)
-        place = self.place[:, -columns:] if isinstance(columns, int) else self.place.gather(1, columns.clamp(min=0))
+            return None, lambda outputs: gather_columns(outputs, self.place)
         if isinstance(columns, Tensor):
+            place = self.place.gather(1, columns.clamp(min=0))
             on_padding = (place >= self.counts[:, None]) & (columns >= 0)
             if not columns.is_cuda and bool(on_padding.any()):
                 raise ValueError("output_positions must not lie on padding (attention_mask 0); mark unused slots by -1")
-            place = torch.where(columns >= 0, place, 0)  # an unused slot: the row's first real token
-        ordered, permutation = place.sort(dim=1)
-        return ordered, lambda outputs: take_tokens(outputs, permutation.argsort(dim=1))
+            return torch.where(columns >= 0, place, -1), lambda outputs: outputs  # real tokens keep their order
+        ordered, permutation = self.place[:, -columns:].sort(dim=1)
+        return ordered, lambda outputs: gather_columns(outputs, permutation.argsort(dim=1))

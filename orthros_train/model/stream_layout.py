@@ -13,14 +13,26 @@ from torch import Tensor
 OutputColumns = None | int | Tensor
 
 
+def gather_columns(tokens: Tensor, columns: Tensor) -> Tensor:
+    """The tokens (B, T, …) at the columns (B, M) of their row: (B, M, …)."""
+    return tokens[torch.arange(tokens.shape[0], device=tokens.device)[:, None], columns]
+
+
+def computed_columns(columns: Tensor) -> Tensor:
+    """Where the slots (B, M) are computed: an unused one repeats the slot before it, or column 0 in a row without any.
+
+    So near its neighbours, it does not widen the span of keys that a block of queries reads.
+    """
+    return columns.clamp(min=0).cummax(dim=1).values
+
+
 def take_tokens(tokens: Tensor, columns: OutputColumns) -> Tensor:
-    """The tokens (B, T, …) at the output columns: (B, M, …). An unused slot takes column 0."""
+    """The tokens (B, T, …) at the output columns: (B, M, …), `computed_columns` where slots are unused."""
     if columns is None:
         return tokens
     if isinstance(columns, int):
         return tokens[:, tokens.shape[1] - columns :]
-    rows = torch.arange(tokens.shape[0], device=tokens.device)[:, None]
-    return tokens[rows, columns.clamp(min=0)]
+    return gather_columns(tokens, computed_columns(columns))
 
 
 class StreamLayout:

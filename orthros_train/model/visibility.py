@@ -119,8 +119,8 @@ class Visibility:
         return {}
 
     @cached_property
-    def block_masks(self) -> dict[int, Any]:
-        """FlexAttention's own form of the mask by number of keys, for all layers."""
+    def prepared(self) -> dict[Any, Any]:
+        """What another kernel than sdpa makes of the mask, by the shape that it made it for: once for all layers."""
         return {}
 
     def _contiguous_block(self, queries: slice, low: int, stop: int, dtype: torch.dtype) -> Block:

@@ -218,7 +218,8 @@ def test_collate_fills_in_the_segment_of_a_row_without_a_document_mask(
     config: Config, output_slots: int | None
 ) -> None:
     """Conversations beside text with data.document_mask off: a row without ids is one segment."""
-    masked = open_split(config).sample(0)
+    masked_data = open_split(config)
+    masked = next(s for s in map(masked_data.sample, range(50)) if np.ptp(s.document_ids) > 0)
     config.data.document_mask = False
     plain = open_split(config).sample(1)
     assert masked.document_ids is not None
@@ -227,6 +228,17 @@ def test_collate_fills_in_the_segment_of_a_row_without_a_document_mask(
         expected = [[0] * len(plain.input_ids) if s is plain else masked.document_ids.tolist() for s in samples]
         assert batch["document_ids"].tolist() == expected
         assert batch["document_ids"].dtype == torch.int64
+
+
+def test_collate_leaves_ids_out_where_every_row_is_one_segment(config: Config) -> None:
+    """The model then knows that positions are consecutive, without a look at a tensor."""
+    data = open_split(config)
+    samples = [data.sample(index) for index in range(sum(data.epoch_sizes))]
+    whole = [sample for sample in samples if np.ptp(sample.document_ids) == 0]
+    packed = next(sample for sample in samples if np.ptp(sample.document_ids) > 0)
+    assert len(whole) > 1
+    assert "document_ids" not in collate(whole[:2])
+    assert "document_ids" in collate([whole[0], packed])
 
 
 # ---- splits

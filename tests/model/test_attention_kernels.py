@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from orthros_train.model import attention_kernels
 from orthros_train.model.attention_kernels import attend, choose_kernel
@@ -63,14 +65,25 @@ def reference_flash(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqle
     return torch.cat(outputs)
 
 
+def repeated(queries, positions, first):
+    """Queries (B, H, M, d) in which one that stands where the one before it does repeats it, as unused slots do."""
+    columns = torch.arange(positions.shape[1]).expand_as(positions).clone()
+    again = (positions[:, 1:] == positions[:, :-1]) & (first[:, 1:] == first[:, :-1])
+    columns[:, 1:][again] = 0
+    return queries[torch.arange(len(columns))[:, None], :, columns.cummax(1).values].transpose(1, 2)
+
+
 def check(kernel, visibility, positions, first, S, seed):
     B, M = positions.shape
     inputs = random_inputs(B, M, S, seed)
-    expected = brute_force(*inputs, positions, first, visibility.window, visibility.sinks)
+    tensors = (repeated(inputs[0], positions, first), *inputs[1:])
+    expected = brute_force(*tensors, positions, first, visibility.window, visibility.sinks)
     weight = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
-    wanted = torch.autograd.grad((expected * weight).sum(), inputs)
+    wanted = torch.autograd.grad((expected * weight).sum(), inputs, retain_graph=True)
     actual = (
-        attend_runs(*inputs, visibility, reference_flash) if kernel == "flash" else attend(*inputs, visibility, kernel)
+        attend_runs(*tensors, visibility, reference_flash)
+        if kernel == "flash"
+        else attend(*tensors, visibility, kernel)
     )
     assert_close(actual.detach(), expected.detach())
     for gradient, reference in zip(torch.autograd.grad((actual * weight).sum(), inputs), wanted, strict=True):
@@ -130,6 +143,37 @@ def test_a_chunk_after_a_cache_without_gradients_equals_eager(window, past, coun
     assert_close(attend(*inputs, visibility, "sdpa"), attend(*inputs, visibility, "eager"))
     one_more_key = [inputs[0], *(torch.cat((part, torch.full_like(part[:, :, :1], 1e9)), dim=2) for part in inputs[1:])]
     assert_close(attend(*one_more_key, visibility, "sdpa"), attend(*inputs, visibility, "eager"))
+
+
+class _LargestResult(TorchDispatchMode):
+    """The most elements that any operation's result had; a view of what was there counts nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = func(*args, **(kwargs or {}))
+        given = {part.untyped_storage().data_ptr() for part in tree_leaves((args, kwargs)) if torch.is_tensor(part)}
+        for part in tree_leaves(results):
+            if torch.is_tensor(part) and part.untyped_storage().data_ptr() not in given:
+                self.elements = max(self.elements, part.numel())
+        return results
+
+
+@pytest.mark.parametrize("past", [0, 500])
+@pytest.mark.parametrize("count", [1, 90])
+@pytest.mark.parametrize("window", [None, 16])
+@torch.no_grad()
+def test_grouped_heads_copy_neither_keys_nor_values(window, count, past):
+    """Eight query heads over two KV heads: nothing as large as the keys is made, nor the mask of all pairs."""
+    stored = past + count if past else count
+    positions = torch.arange(past, past + count)[None]
+    visibility = Visibility(positions, torch.zeros_like(positions), window, 0, contiguous_from=past)
+    queries, keys, values = (part.detach() for part in random_inputs(1, count, stored, seed=1, H=8, G=2, d=64))
+    with _LargestResult() as largest:
+        attend(queries, keys, values, visibility, "sdpa")
+    assert 0 < largest.elements <= max(queries.numel(), keys.numel() - 1)
 
 
 @st.composite
