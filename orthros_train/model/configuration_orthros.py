@@ -26,6 +26,7 @@ POSITIVE = (
     "max_position_embeddings",
     "rms_norm_eps",
 )
+MAX_LAYERS = 10_000  # ten times the deepest there are: a number from a damaged file would be built for hours
 
 
 @strict
@@ -106,6 +107,8 @@ class OrthrosConfig(PreTrainedConfig):
         for name in POSITIVE:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive")
+        if self.num_hidden_layers > MAX_LAYERS:
+            raise ValueError(f"num_hidden_layers={self.num_hidden_layers} must be at most {MAX_LAYERS}")
         query_heads, kv_heads, head_dim = self.head_shape
         if query_heads % kv_heads:
             raise ValueError(

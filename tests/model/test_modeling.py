@@ -489,6 +489,7 @@ def test_a_foreign_cache_is_refused():
         ({"hidden_size": -32}, "hidden_size=-32 must be positive"),
         ({"num_hidden_layers": 0}, "num_hidden_layers=0 must be positive"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps=-1.0 must be positive"),
+        ({"num_hidden_layers": 10**30}, f"num_hidden_layers={10**30} must be at most 10000"),
         ({"architecture": "rnn"}, "architecture='rnn'"),
         ({"architecture": "transformer", "query_affine": "elementwise"}, "no query affine"),
         ({"base_sinks": 2, "base_window": None}, "needs a base_window"),
