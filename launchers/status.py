@@ -115,7 +115,7 @@ def run_state(run: Path) -> RunState:
         seconds_left=None if seconds is None or state == "done" else (steps - step) * seconds,
         checkpoint=newest_checkpoint(run),
         starts=max(len(attempts), 0 if status is None else status.attempt),
-        last_outcome=next((attempt.outcome for attempt in reversed(attempts) if attempt.outcome), None),
+        last_outcome=(attempts[-1].outcome or f"since {attempts[-1].started}, no end recorded") if attempts else None,
         jobs=jobs,
     )
 
