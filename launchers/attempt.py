@@ -144,7 +144,10 @@ def check_environment(ranks_per_node: int) -> None:
 
 
 def refuse_second_launch(run: Path) -> None:
-    """Raise InputError if another job that is still alive trains in `run`."""
+    """Raise InputError if another job that is still alive trains in `run`.
+
+    Where SLURM cannot be asked (inside a container, or its controller is down), the training's own lock decides.
+    """
     ours = environment_number("SLURM_JOB_ID", 0)
     others = sorted(
         {
@@ -155,7 +158,12 @@ def refuse_second_launch(run: Path) -> None:
     )
     if not others:
         return
-    for job_id, state in job_states(others).items():
+    try:
+        states = job_states(others)
+    except InputError as error:
+        print(f"whether job {', '.join(map(str, others))} still trains in {run} is not known: {error}", flush=True)
+        return
+    for job_id, state in states.items():
         if state not in ENDED:
             raise InputError(
                 f"job {job_id} ({state}) trains in {run}: wait for it, end it with `scancel {job_id}`, or choose "

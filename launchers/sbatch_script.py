@@ -8,6 +8,7 @@ and the job puts itself back into the queue under its old id.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orthros_train.launch_environment import FIRST_PORT, PORTS
@@ -95,11 +96,12 @@ def export_script(settings: JobSettings) -> str:
     return _follow_up(settings, "export", command, gpus=0)
 
 
-def evaluation_script(settings: JobSettings, suite: str) -> str:
-    """The job that evaluates the exported model."""
-    suite = shlex.quote(suite)
-    command = f'python -m evaluation.run --model "$run/model" --suite {suite} --output "$run/evaluation"/{suite}'
-    return _follow_up(settings, "evaluate", command, gpus=min(settings.gpus_per_node, 1))
+def evaluation_script(settings: JobSettings, suite: str, options: Sequence[str] = ()) -> str:
+    """The job that evaluates the exported model; `options` are further ones of evaluation.run."""
+    gpus = min(settings.gpus_per_node, 1)
+    command = ["python -m evaluation.run", '--model "$run/model"', f'--output "$run/evaluation"/{shlex.quote(suite)}']
+    command += [shlex.join(["--suite", suite, *(("--device", "cuda") if gpus else ()), *options])]
+    return _follow_up(settings, "evaluate", " ".join(command), gpus=gpus)
 
 
 def _follow_up(settings: JobSettings, kind: str, command: str, gpus: int) -> str:

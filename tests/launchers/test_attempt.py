@@ -185,6 +185,15 @@ def test_a_second_launch_is_refused_while_the_first_job_lives(
         assert main(arguments) == 0
 
 
+def test_where_slurm_cannot_be_asked_the_lock_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # as in a container: no scontrol
+    add_attempt(tmp_path, BEFORE)
+    assert main(["begin", DEMO, f"output_dir={tmp_path}"]) == 0
+    assert "whether job 17 still trains in" in capsys.readouterr().out
+
+
 def test_a_jobs_own_restart_and_what_has_ended_are_no_second_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

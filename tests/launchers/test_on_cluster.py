@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,24 +15,25 @@ from orthros_train.model import OrthrosConfig
 from orthros_train.training.metrics import read_metrics
 from tests.launchers.cluster_runs import ROOT, ClusterRun, new_run, uninterrupted_losses
 from tests.launchers.local_cluster import LocalCluster
-from tests.training.small_runs import losses
+from tests.training.small_runs import MODEL, losses
 
 SIZE = ("--nodes", "2", "--ranks-per-node", "2", "--time", "10", "--stop-seconds", "60")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
-def test_a_stopped_job_resumes_as_if_nothing_had_been_and_its_model_is_exported(
+def test_a_stopped_job_resumes_as_if_nothing_had_been_and_its_model_is_evaluated(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    run = new_run(cluster, tmp_path, train__steps=300)
-    (train, export), printed = run.submit(*SIZE, "--export")
+    run = new_run(cluster, tmp_path, train__steps=300, model={**MODEL, "max_position_embeddings": 2048})
+    suite = "long --lengths 512 --documents 1"
+    (train, export, evaluate), printed = run.submit(*SIZE, "--evaluate", suite)
     assert f"job {train}: train, 2 x 2 ranks\n  log {run.folder}/slurm/train-{train}.log\n" in printed
     run.wait_for_step(5)
     cluster.run("scancel", "--batch", "--signal=USR1", str(train))  # as SLURM does before the time limit
     cluster.wait_for_state(train, ["PENDING"], 90)
     stopped = run.status()
     assert stopped["step"] == stopped["checkpoint"] < 300
-    assert set(stopped["jobs"]) == {f"{train} train", f"{export} export"}
+    assert set(stopped["jobs"]) == {f"{train} train", f"{export} export", f"{evaluate} evaluate"}
     assert stopped["jobs"][f"{export} export"] == "PENDING (Dependency)"
     _, refusal = run.submit(*SIZE, check=False)
     assert refusal.startswith(f"error: job {train} (PENDING) is there for {run.folder} already")
@@ -49,6 +51,9 @@ def test_a_stopped_job_resumes_as_if_nothing_had_been_and_its_model_is_exported(
 
     assert cluster.wait_for_state(export, ENDED, 60) == "COMPLETED", run.log()
     assert OrthrosConfig.from_pretrained(run.folder / "model").architecture == "orthros"
+    assert cluster.wait_for_state(evaluate, ENDED, 90) == "COMPLETED", run.log()
+    results = json.loads((run.folder / "evaluation" / "long" / "results.json").read_text())
+    assert "long-512" in results["orthros"]["suites"]
 
 
 def test_a_seed_of_an_array_is_restarted_alone(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -182,7 +182,9 @@ def test_a_signal_is_heard_while_the_preflight_runs(tmp_path: Path) -> None:
 def test_the_later_jobs_work_on_what_the_first_made() -> None:
     export, evaluate = export_script(PLAIN), evaluation_script(PLAIN, "recall")
     assert 'python tools/export_hf.py --checkpoint "$run" --output "$run/model"' in export
-    assert 'evaluation.run --model "$run/model" --suite recall --output "$run/evaluation"/recall' in evaluate
+    assert 'evaluation.run --model "$run/model" --output "$run/evaluation"/recall --suite recall\n' in evaluate
+    on_gpu = evaluation_script(FULL, "recall", ["--data-dir", "my mirror"])
+    assert "--suite recall --device cuda --data-dir 'my mirror'\n" in on_gpu
     assert "--nodes=1" in options(export)
     assert "--gpus-per-node=1" in options(evaluation_script(FULL, "recall"))
     assert "--gpus-per-node=1" not in options(export_script(FULL))
