@@ -14,6 +14,7 @@ Launch scripts call this, people need not. `begin` checks the environment and re
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import socket
 import sys
@@ -28,6 +29,7 @@ from launchers.run_records import (
     end_attempt,
     newest_checkpoint,
     now,
+    own_attempt,
     read_attempts,
     read_status,
 )
@@ -44,7 +46,7 @@ DONE, FAILED, BAD_INPUT, AGAIN = 0, 1, 2, 75
 OWN_STOPS = ("the wall-clock limit", "SIGTERM")  # how a reason in status.json begins where no person wanted the end
 AGAIN_WORDS = "goes back into the queue"
 STOP_FILE = "stop_requested"
-LAUNCHERS_FILE = "launcher: "  # how its text begins where a launcher wrote it; any other is a person's
+LAUNCHER = "launcher: "  # how its text begins where no person wrote it
 FRUITLESS_STARTS = 3  # so many in a row without a new checkpoint are enough
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
@@ -118,7 +120,7 @@ def remove_launchers_file(file: Path) -> None:
         text = file.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return
-    if text.startswith(LAUNCHERS_FILE):
+    if text.startswith(LAUNCHER):
         file.unlink(missing_ok=True)
 
 
@@ -175,7 +177,7 @@ def end(options: argparse.Namespace) -> int:
     """Say how the attempt ended, record it, and return what the launcher shall do."""
     config = load_config(options.config, options.overrides)
     run = Path(config.output_dir)
-    attempts = recorded_attempts(run)
+    attempts = own_attempts(run)
     remove_launchers_file(run / STOP_FILE)
     checkpoint = newest_checkpoint(run)
     code, outcome = decide(
@@ -196,29 +198,25 @@ def end(options: argparse.Namespace) -> int:
 def not_requeued(options: argparse.Namespace) -> int:
     """Record that the job could not be put back into the queue; FAILED."""
     run = Path(load_config(options.config, options.overrides).output_dir)
-    ended = recorded_attempts(run)[-1].outcome or ""
+    ended = own_attempts(run)[-1].outcome or ""
     outcome = f"{ended.split(AGAIN_WORDS)[0]}SLURM did not take the job back into the queue; submit it anew to go on"
     end_attempt(run, outcome)
     print(f"{now()} {outcome}", flush=True)
     return FAILED
 
 
-def recorded_attempts(run: Path) -> list[Attempt]:
-    """The starts of a run, at least one. Raises InputError."""
+def own_attempts(run: Path) -> list[Attempt]:
+    """The starts of this job (outside SLURM, all), at least one. Raises InputError."""
     attempts = read_attempts(run)
-    if not attempts:
-        raise InputError(f"no start is recorded in {run}: launchers call `begin` first")
-    return attempts
+    newest = own_attempt(attempts)
+    if newest is None:
+        raise InputError(f"no start of this job is recorded in {run}: launchers call `begin` first")
+    return [attempt for attempt in attempts if attempt.job_id == newest.job_id]
 
 
 def fruitless_starts(attempts: Sequence[Attempt], checkpoint: int) -> int:
-    """How many of the newest job's starts, the newest ones in a row, have seen no checkpoint newer than before them."""
-    number = 0
-    for attempt in reversed(attempts):
-        if attempt.job_id != attempts[-1].job_id or checkpoint > attempt.checkpoint_before:
-            break
-        number += 1
-    return number
+    """How many starts, the newest ones in a row, have seen no checkpoint newer than before them."""
+    return len(list(itertools.takewhile(lambda one: checkpoint <= one.checkpoint_before, reversed(attempts))))
 
 
 def decide(

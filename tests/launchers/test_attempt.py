@@ -157,15 +157,24 @@ def test_restarts_by_slurm_itself_have_a_limit(
 
 
 def test_fruitless_starts() -> None:
-    other, old, new = replace(BEFORE, job_id=16), replace(BEFORE, checkpoint_before=20), BEFORE
-    assert fruitless_starts([other, old, new, new], 40) == 2
-    assert fruitless_starts([other, new], 40) == 1  # a person has submitted it anew
+    old, new = replace(BEFORE, checkpoint_before=20), BEFORE
+    assert fruitless_starts([old, new, new], 40) == 2
     assert fruitless_starts([old, new], 41) == 0
-    assert fruitless_starts([new], 20) == 1  # its newest checkpoint has been damaged
+    assert fruitless_starts([old, new], 20) == 2  # the newest checkpoint has been damaged
+
+
+def test_only_the_starts_of_this_job_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = [DEMO, f"output_dir={tmp_path}"]
+    for _ in range(2):
+        add_attempt(tmp_path, replace(BEFORE, attempt_before=0, checkpoint_before=0, ended="now"))
+    monkeypatch.setenv("SLURM_JOB_ID", "18")  # a person has submitted it anew
+    for last in (False, False, True):
+        main(["begin", *run])
+        assert main(["end", "--restart-limit", "9", "--signalled", *run]) == (FAILED if last else AGAIN)
 
 
 def test_end_without_begin_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no start is recorded"):
+    with pytest.raises(InputError, match="no start of this job is recorded"):
         main(["end", DEMO, f"output_dir={tmp_path}"])
 
 
