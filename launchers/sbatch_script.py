@@ -28,6 +28,7 @@ class JobSettings:
         restart_limit: how often the job may go back into the queue.
         venv: a virtual environment to activate.
         container: an Apptainer image that everything but SLURM's own commands runs in.
+        binds: folders that the image shows besides the working directory.
         seeds: more than none makes a job array, one task a seed.
         sbatch_options: further options of sbatch, without `#SBATCH`.
         shell_lines: run before anything else, such as `module load`.
@@ -51,6 +52,7 @@ class JobSettings:
     preflight: bool = True
     venv: str | None = None
     container: str | None = None
+    binds: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     sbatch_options: tuple[str, ...] = field(default=())
     shell_lines: tuple[str, ...] = field(default=())
@@ -166,8 +168,9 @@ def _what_to_train(settings: JobSettings) -> str:
 def _container(settings: JobSettings) -> list[str]:
     if settings.container is None:
         return []
+    binds = [word for folder in settings.binds for word in ("--bind", shlex.quote(folder))]
     gpus = ["--nv"] if settings.gpus_per_node else []
-    return ["apptainer", "exec", *gpus, "--bind", '"$PWD"', shlex.quote(settings.container)]
+    return ["apptainer", "exec", *gpus, "--bind", '"$PWD"', *binds, shlex.quote(settings.container)]
 
 
 _TRAINING_COMMENT = """\

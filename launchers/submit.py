@@ -17,10 +17,11 @@ from evaluation.run import build_parser as evaluation_parser
 from evaluation.run import chosen_suites
 from launchers import slurm_client
 from launchers.attempt import RANK_VARIABLES, STOP_FILE
+from launchers.preflight import input_paths
 from launchers.run_records import Job, add_job, now, read_jobs
 from launchers.sbatch_script import LOG_FOLDER, JobSettings, evaluation_script, export_script, training_script
 from orthros_train.command_line import CommandParser, count, positive_int, run_command
-from orthros_train.config import gradient_accumulation_steps, load_config
+from orthros_train.config import Config, gradient_accumulation_steps, load_config
 from orthros_train.data.storage import write_text_atomically
 from orthros_train.errors import InputError
 
@@ -157,10 +158,24 @@ def job_settings(options: argparse.Namespace) -> JobSettings:
         preflight=not options.no_preflight,
         venv=options.venv or (None if options.container else _active_venv()),
         container=options.container,
+        binds=tuple(outer_folders(config)),
         seeds=options.seeds,
         sbatch_options=tuple(options.sbatch_option),
         shell_lines=tuple(options.shell_line),
     )
+
+
+def outer_folders(config: Config) -> list[str]:
+    """The folders outside the working directory that a job needs, both as they are named and where links lead."""
+    here = Path.cwd()
+    named = [path if path.is_dir() else path.parent for path in input_paths(config)]
+    folders = dict.fromkeys(
+        place for path in (Path(config.output_dir), *named) for place in (path.absolute(), path.resolve())
+    )
+    outer = [
+        folder for folder in folders if not folder.is_relative_to(here) and not folder.is_relative_to(here.resolve())
+    ]
+    return [str(folder) for folder in outer if not any(other in folder.parents for other in outer)]
 
 
 def evaluation_words(text: str) -> tuple[str, list[str]]:

@@ -90,6 +90,13 @@ def test_running_is_doubted_where_the_job_is_not(
     assert f"{run}: last start: stopped at step 4" in show(capsys, run, as_json=False)
 
 
+def test_a_start_without_an_end_does_not_show_the_one_before(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_attempt(run, Attempt(None, 0, "node1", "then", 0, 0))
+    end_attempt(run, "goes back into the queue")
+    add_attempt(run, Attempt(None, 1, "node1", "2026-11-30T10:00", 0, 0))
+    assert f"{run}: last start: since 2026-11-30T10:00, no end recorded" in show(capsys, run, as_json=False)
+
+
 def test_a_silent_one_is_doubted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("metrics.jsonl", "status.json"):
         os.utime(run / name, (0, time.time() - 3600))

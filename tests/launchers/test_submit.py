@@ -158,3 +158,17 @@ def test_submitting_again_takes_a_stop_file_back(monkeypatch: pytest.MonkeyPatch
     (tmp_path / "run" / "stop_requested").touch()
     submit.main([DEMO, f"output_dir={tmp_path}/run"])
     assert not (tmp_path / "run" / "stop_requested").exists()
+
+
+def test_a_container_sees_what_the_run_reads_and_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, far = tmp_path / "repository", tmp_path / "far"
+    for folder in (here, far / "corpora", far / "text"):
+        folder.mkdir(parents=True)
+    (here / "data").symlink_to(far / "corpora")
+    monkeypatch.chdir(here)
+    data = f"data.train=[{{prefix: data/corpus}}, {{prefix: {far}/text/corpus}}, {{prefix: here/corpus}}]"
+    submit.main([DEMO, data, f"output_dir={tmp_path}/scratch/run", "--container", "image.sif", "--print"])
+    binds = f"--bind {tmp_path}/scratch/run --bind {far}/corpora --bind {far}/text image.sif"
+    assert f'apptainer exec --bind "$PWD" {binds} torchrun' in capsys.readouterr().out
