@@ -46,6 +46,7 @@ class Deadline:
             yield
         finally:
             timer.cancel()
+            timer.join()  # were its thread the last to let go of the process groups, Python would abort at the end
 
     def wait_for_all(self, ranks: Ranks) -> None:
         """Until every rank is here; collective."""
