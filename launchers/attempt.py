@@ -7,15 +7,19 @@ Launch scripts call this, people need not. `begin` checks the environment and re
   75  to be started again: stopped with a checkpoint saved, or failed after it had saved a new one
   2   bad input
   1   anything else: the line that is printed says what
+
+`not-requeued` records that SLURM did not take the job back after a 75.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from launchers.run_records import (
@@ -25,6 +29,7 @@ from launchers.run_records import (
     end_attempt,
     newest_checkpoint,
     now,
+    own_attempt,
     read_attempts,
     read_status,
 )
@@ -38,16 +43,21 @@ EXAMPLES = """\
   python launchers/attempt.py begin --ranks-per-node 8 configs/orthros_1.3b.yaml
   python launchers/attempt.py end --restart-limit 20 --signalled configs/orthros_1.3b.yaml"""
 DONE, FAILED, BAD_INPUT, AGAIN = 0, 1, 2, 75
-WALL_CLOCK = "wall-clock limit"  # in the reason of status.json
+OWN_STOPS = ("the wall-clock limit", "SIGTERM")  # how a reason in status.json begins where no person wanted the end
+AGAIN_WORDS = "goes back into the queue"
+STOP_FILE = "stop_requested"
+LAUNCHER = "launcher: "  # how its text begins where no person wrote it
+FRUITLESS_STARTS = 3  # so many in a row without a new checkpoint are enough
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
 
 def build_parser() -> CommandParser:
     """The command line."""
     parser = CommandParser(__doc__ or "", EXAMPLES)
-    parser.add_argument("moment", choices=("begin", "end"))
+    parser.add_argument("moment", choices=("begin", "end", "not-requeued"))
     parser.add_argument("--ranks-per-node", type=positive_int, default=1, metavar="N", help="that are to be started")
-    parser.add_argument("--restart-limit", type=count, default=0, metavar="N", help="restarts that may be asked for")
+    parser.add_argument("--restart-limit", type=count, default=0, metavar="N", help="restarts that a job may have")
+    parser.add_argument("--preflight-failed", action="store_true", help="the training was not started for that reason")
     parser.add_argument("--signalled", action="store_true", help="the launcher asked the training to stop")
     parser.add_argument("--terminated", action="store_true", help="somebody else ends the job: do not start it again")
     parser.add_argument("config", metavar="CONFIG.yaml")
@@ -56,13 +66,13 @@ def build_parser() -> CommandParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one of the two. Raises InputError."""
+    """Run one of them. Raises InputError."""
     options = build_parser().parse_intermixed_args(arguments)
-    return begin(options) if options.moment == "begin" else end(options)
+    return {"begin": begin, "end": end, "not-requeued": not_requeued}[options.moment](options)
 
 
 def begin(options: argparse.Namespace) -> int:
-    """Check the environment against the config and record the start.
+    """Check the environment against the config and record the start; FAILED if it must not be.
 
     Raises:
         InputError: the environment contradicts the config, or another job trains in the folder.
@@ -82,10 +92,36 @@ def begin(options: argparse.Namespace) -> int:
         attempt_before=0 if status is None else status.attempt,
         checkpoint_before=newest_checkpoint(run),
     )
+    if refusal := why_not(run, attempt, options.restart_limit):
+        add_attempt(run, replace(attempt, ended=now(), outcome=refusal))
+        print(f"{now()} {refusal}", flush=True)
+        return FAILED
     add_attempt(run, attempt)
     where = f"from step {attempt.checkpoint_before}" if attempt.checkpoint_before else "from the start"
     print(f"{now()} {attempt.nodes}: {nodes} x {options.ranks_per_node} ranks, restart {attempt.restart}, {where}")
     return 0
+
+
+def why_not(run: Path, attempt: Attempt, restart_limit: int) -> str | None:
+    """Why this start ends the job instead, in words: a person's stop file, which is used up by that, or the limit."""
+    file = run / STOP_FILE
+    remove_launchers_file(file)
+    if file.exists():  # made while the job waited, or shortly before the end of the last start
+        file.unlink(missing_ok=True)
+        return f"stopped by the file {STOP_FILE} before the training had started; submit it anew to go on"
+    if attempt.restart > restart_limit:  # SLURM restarts jobs on its own after a lost node or preemption
+        return f"not started: this is restart {attempt.restart}, the limit is {restart_limit}; submit it anew to go on"
+    return None
+
+
+def remove_launchers_file(file: Path) -> None:
+    """Remove the stop file where a launcher wrote it, for a start that is over."""
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    if text.startswith(LAUNCHER):
+        file.unlink(missing_ok=True)
 
 
 def check_environment(ranks_per_node: int) -> None:
@@ -110,7 +146,10 @@ def check_environment(ranks_per_node: int) -> None:
 
 
 def refuse_second_launch(run: Path) -> None:
-    """Raise InputError if another job that is still alive trains in `run`."""
+    """Raise InputError if another job that is still alive trains in `run`.
+
+    Where SLURM cannot be asked (inside a container, or its controller is down), the training's own lock decides.
+    """
     ours = environment_number("SLURM_JOB_ID", 0)
     others = sorted(
         {
@@ -121,7 +160,12 @@ def refuse_second_launch(run: Path) -> None:
     )
     if not others:
         return
-    for job_id, state in job_states(others).items():
+    try:
+        states = job_states(others)
+    except InputError as error:
+        print(f"whether job {', '.join(map(str, others))} still trains in {run} is not known: {error}", flush=True)
+        return
+    for job_id, state in states.items():
         if state not in ENDED:
             raise InputError(
                 f"job {job_id} ({state}) trains in {run}: wait for it, end it with `scancel {job_id}`, or choose "
@@ -133,14 +177,16 @@ def end(options: argparse.Namespace) -> int:
     """Say how the attempt ended, record it, and return what the launcher shall do."""
     config = load_config(options.config, options.overrides)
     run = Path(config.output_dir)
-    attempts = read_attempts(run)
-    if not attempts:
-        raise InputError(f"no start is recorded in {run}: launchers call `begin` first")
+    attempts = own_attempts(run)
+    remove_launchers_file(run / STOP_FILE)
+    checkpoint = newest_checkpoint(run)
     code, outcome = decide(
         read_status(run),
         attempts[-1],
-        checkpoint=newest_checkpoint(run),
+        checkpoint=checkpoint,
         restarts_left=options.restart_limit - attempts[-1].restart,
+        fruitless=fruitless_starts(attempts, checkpoint),
+        preflight_failed=options.preflight_failed,
         signalled=options.signalled,
         terminated=options.terminated,
     )
@@ -149,12 +195,38 @@ def end(options: argparse.Namespace) -> int:
     return code
 
 
+def not_requeued(options: argparse.Namespace) -> int:
+    """Record that the job could not be put back into the queue; FAILED."""
+    run = Path(load_config(options.config, options.overrides).output_dir)
+    ended = own_attempts(run)[-1].outcome or ""
+    outcome = f"{ended.split(AGAIN_WORDS)[0]}SLURM did not take the job back into the queue; submit it anew to go on"
+    end_attempt(run, outcome)
+    print(f"{now()} {outcome}", flush=True)
+    return FAILED
+
+
+def own_attempts(run: Path) -> list[Attempt]:
+    """The starts of this job (outside SLURM, all), at least one. Raises InputError."""
+    attempts = read_attempts(run)
+    newest = own_attempt(attempts)
+    if newest is None:
+        raise InputError(f"no start of this job is recorded in {run}: launchers call `begin` first")
+    return [attempt for attempt in attempts if attempt.job_id == newest.job_id]
+
+
+def fruitless_starts(attempts: Sequence[Attempt], checkpoint: int) -> int:
+    """How many starts, the newest ones in a row, have seen no checkpoint newer than before them."""
+    return len(list(itertools.takewhile(lambda one: checkpoint <= one.checkpoint_before, reversed(attempts))))
+
+
 def decide(
     status: Status | None,
     attempt: Attempt,
     *,
     checkpoint: int,
     restarts_left: int,
+    fruitless: int,
+    preflight_failed: bool,
     signalled: bool,
     terminated: bool,
 ) -> tuple[int, str]:
@@ -165,32 +237,46 @@ def decide(
         attempt: as `begin` recorded it.
         checkpoint: step of the newest checkpoint now.
         restarts_left: how often the job may still be started again.
+        fruitless: starts in a row without a new checkpoint, this one included; 0 if it saved one.
+        preflight_failed: the training was not started, since the nodes are not fit for it.
         signalled: the launcher asked for a stop, before the time limit.
         terminated: SLURM or a person ends the job and decides on its own whether it comes back.
     """
-    started = status is not None and status.attempt > attempt.attempt_before
-    if started and status is not None and status.state == "done":
-        return DONE, f"done: {status.step} steps"
-    if started and status is not None and status.exit_code == BAD_INPUT:
-        return BAD_INPUT, f"refused: {status.reason}"
-    if started and status is not None and status.state == "stopped":
-        story = f"stopped at step {status.step} by {status.reason}"
-        wanted = signalled or WALL_CLOCK in (status.reason or "")
-    elif started and status is not None:
-        died = status.reason or "the ranks died without a word: see the log above"
-        story = f"failed after step {max(status.step, checkpoint)}: {died}"
+    started = status if status is not None and status.attempt > attempt.attempt_before else None
+    if started is not None and started.state == "done":
+        return DONE, f"done: {started.step} steps"
+    if started is not None and started.exit_code == BAD_INPUT:
+        return BAD_INPUT, f"refused: {started.reason}"
+    if started is not None and started.state == "stopped":
+        story = f"stopped at step {started.step} by {started.reason}"
+        wanted = signalled or (started.reason or "").startswith(OWN_STOPS)
+    elif started is not None:
+        died = started.reason or "the ranks died without a word: see the log above"
+        story = f"failed after step {max(started.step, checkpoint)}: {died}"
         wanted = checkpoint > attempt.checkpoint_before
+    elif signalled:
+        story, wanted = "asked to stop before the training had started", True
+    elif preflight_failed:  # of a later start: what has worked once may work again, on other nodes
+        story, wanted = "the preflight failed: see the log above", attempt.restart > 0
     else:
         story, wanted = "the training did not start: see the log above", False
-        if signalled:
-            story, wanted = "asked to stop before the training had started", True
     if terminated:
         return FAILED, f"{story}; the job was ended from outside, SLURM decides whether it comes back"
+    refusal = _no_restart(wanted, fruitless, restarts_left)
+    if refusal is not None:
+        return FAILED, f"{story}; not started again{refusal}"
+    return AGAIN, f"{story}; {AGAIN_WORDS} ({restarts_left} restarts left)"
+
+
+def _no_restart(wanted: bool, fruitless: int, restarts_left: int) -> str | None:
+    """Why there is no further start; empty where nothing is to be said, None if there is one."""
     if not wanted:
-        return FAILED, f"{story}; not started again"
+        return ""
+    if fruitless >= FRUITLESS_STARTS:
+        return f": {fruitless} starts in a row without a new checkpoint"
     if restarts_left <= 0:
-        return FAILED, f"{story}; not started again: the limit of restarts is reached, submit it anew to go on"
-    return AGAIN, f"{story}; goes back into the queue ({restarts_left} restarts left)"
+        return ": the limit of restarts is reached, submit it anew to go on"
+    return None
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 #   launchers/deepspeed.sh --hostfile hosts -- configs/orthros_1.3b.yaml
 #
 # A hostfile has a line a machine, `node1 slots=8`; DeepSpeed reaches the others over pdsh or ssh (its --launcher).
-# Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint first. Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped.
+# Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 save a checkpoint first. Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped.
 set -euo pipefail
 
 refuse() { echo "error: $*" >&2 && exit 2; }
@@ -15,7 +15,6 @@ options=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do options+=("$1") && shift; done
 [ $# -gt 1 ] || refuse "no -- CONFIG.yaml behind deepspeed's options (see $0 --help)"
 shift
-[ -z "${RANK:-}${WORLD_SIZE:-}" ] || refuse "RANK or WORLD_SIZE is set: a launcher has started this already; unset them"
 
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 exec python launchers/supervise.py --program "--module orthros_train" "$@" -- deepspeed "${options[@]}"

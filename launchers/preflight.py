@@ -1,9 +1,9 @@
 """Look at all nodes before a training starts: one table, and a failure that names the node.
 
 Every rank runs this under the launcher that the training will use, so meeting each other is the first check. Then:
-versions, devices, free disk, the run's folder seen and writable from every rank, clocks, the data files as every node
-sees them (sizes and samples of their bytes), point-to-point and all-reduce bandwidth. Under a minute; exit code 2 on a
-failure.
+versions, devices, free disk, the run's folder seen and writable from every rank, clocks, the files that the run reads
+as every node sees them (sizes and samples of their bytes), point-to-point and all-reduce bandwidth. A minute at most: a
+rank that hangs until then is named. Exit code 2 on a failure.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from launchers.deadline import Deadline
 from launchers.sbatch_script import LOG_FOLDER
 from orthros_train.command_line import CommandParser, run_command
 from orthros_train.config import Config, load_config
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   srun torchrun --nnodes 2 --nproc-per-node 8 … launchers/preflight.py configs/orthros_1.3b.yaml
   torchrun --nproc-per-node 2 launchers/preflight.py configs/demo.yaml"""
-TIMEOUT_SECONDS = 50.0  # of one collective
+DEADLINE_SECONDS = 50.0  # of everything; starting Python comes before
+MEETING_SECONDS = 40.0  # for all ranks to come, and of one collective
 CLOCK_SECONDS = 5.0  # more than that between two nodes' clocks is a failure
 LEAST_FREE_GIB = 1.0
 SLOW_LINK = 0.25  # of the median bandwidth, is worth a warning
@@ -57,7 +59,7 @@ class Report:
     free_gib: float
     clock: float  # seconds since the epoch, right after a barrier
     folder_problem: str | None
-    data: dict[str, str]  # file -> size and sample hash, or what is wrong with it
+    data: dict[str, str]  # file that the run reads -> size and sample hash, or what is wrong with it
     receive_gib_per_second: float  # from the rank before it
     all_reduce_gib_per_second: float  # bus bandwidth
 
@@ -73,31 +75,47 @@ def build_parser() -> CommandParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check; 0 if all is well, 2 if not. Raises InputError on bad input."""
     options = build_parser().parse_intermixed_args(arguments)
-    from orthros_train.training.ranks import start_ranks  # noqa: PLC0415 (imports torch: seconds)
+    from orthros_train.training.lost_ranks import lost_detail  # noqa: PLC0415 (imports torch: seconds)
+    from orthros_train.training.ranks import start_ranks  # noqa: PLC0415
 
     config = load_config(options.config, options.overrides)
-    ranks = start_ranks(TIMEOUT_SECONDS)
-    reports = ranks.gather_objects(look(config, ranks))
-    problems = find_problems(reports)
-    if ranks.is_main:
-        show(reports, find_warnings(reports))
-        for problem in problems:
-            print(f"preflight: {problem}", file=sys.stderr)
-    wait_for_all(ranks)  # nobody leaves before it is shown
+    deadline = Deadline(DEADLINE_SECONDS, "meeting the other ranks")
+    with deadline.enforced():
+        try:
+            deadline.ranks = ranks = start_ranks(MEETING_SECONDS)
+            report = look(config, ranks, deadline)
+            deadline.wait_for_all(ranks)
+            reports = ranks.gather_objects(report)
+            problems = find_problems(reports)
+            if ranks.is_main:
+                show(reports, find_warnings(reports))
+                for problem in problems:
+                    print(f"preflight: {problem}", file=sys.stderr)
+            deadline.wait_for_all(ranks)  # nobody leaves before it is shown
+        except RuntimeError as error:
+            detail = lost_detail(error, deadline.missing)
+            if detail is None:
+                raise
+            raise InputError(f"the ranks do not meet or lose each other, {deadline.moment} ({detail})") from error
     return 2 if problems else 0
 
 
-def look(config: Config, ranks: Ranks) -> Report:
+def look(config: Config, ranks: Ranks, deadline: Deadline) -> Report:
     """Everything that this rank can find out; collective."""
     import torch  # noqa: PLC0415
 
     from orthros_train.training.run_folder import git_commit, installed_versions  # noqa: PLC0415
 
     run = Path(config.output_dir)
-    folder_problem = check_folder(run, ranks)
-    wait_for_all(ranks)
+    deadline.moment = f"looking at the run's folder {run}"
+    folder_problem = check_folder(run, ranks, deadline)
+    deadline.wait_for_all(ranks)
     clock = time.time()
-    receive, all_reduce = measure_bandwidth(ranks)
+    deadline.moment = "measuring the bandwidth"
+    receive, all_reduce = measure_bandwidth(ranks, deadline)
+    deadline.moment = "reading the data files"
+    data = data_fingerprints(config, deadline)
+    deadline.moment = "looking at versions and free disk"
     cuda = ranks.device.type == "cuda"
     versions = {"python": platform.python_version(), **installed_versions(), "commit": (git_commit() or "none")[:12]}
     place = next(path for path in (run, *run.absolute().parents) if path.exists())
@@ -110,20 +128,13 @@ def look(config: Config, ranks: Ranks) -> Report:
         free_gib=shutil.disk_usage(place).free / 2**30,
         clock=clock,
         folder_problem=folder_problem,
-        data=data_fingerprints(config),
+        data=data,
         receive_gib_per_second=receive,
         all_reduce_gib_per_second=all_reduce,
     )
 
 
-def wait_for_all(ranks: Ranks) -> None:
-    """Until every rank is here; collective."""
-    import torch.distributed as dist  # noqa: PLC0415
-
-    dist.barrier(group=ranks.control_group)
-
-
-def check_folder(run: Path, ranks: Ranks) -> str | None:
+def check_folder(run: Path, ranks: Ranks, deadline: Deadline) -> str | None:
     """Whether this rank sees what rank 0 writes in the run's folder, and rank 0 what it writes; collective."""
     folder = run / LOG_FOLDER
     own = folder / f"preflight-{ranks.rank}"
@@ -137,9 +148,12 @@ def check_folder(run: Path, ranks: Ranks) -> str | None:
         return None
 
     problem = write()
-    wait_for_all(ranks)
+    deadline.wait_for_all(ranks)
     (seen,) = _seen([folder / "preflight-0"])
-    written = ranks.share(_seen([folder / f"preflight-{rank}" for rank in range(ranks.world_size)]))
+    everyone = range(ranks.world_size) if ranks.is_main else ()
+    written = _seen([folder / f"preflight-{rank}" for rank in everyone])
+    deadline.wait_for_all(ranks)
+    written = ranks.share(written)
     if problem is None:
         own.unlink(missing_ok=True)
     if problem is None and not seen:
@@ -157,7 +171,7 @@ def _seen(files: Sequence[Path]) -> list[bool]:
     return [file.exists() for file in files]
 
 
-def measure_bandwidth(ranks: Ranks) -> tuple[float, float]:
+def measure_bandwidth(ranks: Ranks, deadline: Deadline) -> tuple[float, float]:
     """(GiB/s received from the rank before in a ring, bus bandwidth of all-reduce); collective.
 
     Bus bandwidth: 2·(n-1)/n·bytes/seconds, what every link must carry for a ring of n ranks.
@@ -178,18 +192,18 @@ def measure_bandwidth(ranks: Ranks) -> tuple[float, float]:
             work.wait()
 
     gib = tensor.nbytes / 2**30
-    receive = gib / _seconds(ring, ranks)
-    all_reduce = gib * 2 * (ranks.world_size - 1) / ranks.world_size / _seconds(lambda: dist.all_reduce(tensor), ranks)
-    return receive, all_reduce
+    share = 2 * (ranks.world_size - 1) / ranks.world_size
+    receive = gib / _seconds(ring, ranks, deadline)
+    return receive, share * gib / _seconds(lambda: dist.all_reduce(tensor), ranks, deadline)
 
 
-def _seconds(work: Callable[[], object], ranks: Ranks) -> float:
+def _seconds(work: Callable[[], object], ranks: Ranks, deadline: Deadline) -> float:
     """Shortest time of a few repetitions, after one to warm up."""
     import torch  # noqa: PLC0415
 
     times = []
     for _ in range(REPEATS + 1):
-        wait_for_all(ranks)
+        deadline.wait_for_all(ranks)
         start = time.perf_counter()
         work()
         if ranks.device.type == "cuda":
@@ -198,12 +212,31 @@ def _seconds(work: Callable[[], object], ranks: Ranks) -> float:
     return min(times[1:])
 
 
-def data_fingerprints(config: Config) -> dict[str, str]:
-    """Size and a hash over samples of each data file, as this node sees it; or what is wrong with it."""
-    sources = [*config.data.train, *(config.data.validation or [])]
-    prefixes = [Path(source.prefix) for source in sources]
-    files = [path(prefix) for prefix in prefixes for path in (manifest_path, idx_path, bin_path)]
-    return {str(file): sample_hash(file) for file in files}
+def data_fingerprints(config: Config, deadline: Deadline) -> dict[str, str]:
+    """Size and a hash over samples of each file that the run reads, as this node sees it; or what is wrong with it."""
+    found = {}
+    for path in input_paths(config):
+        deadline.moment = f"reading {path}"
+        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+        for file in files:
+            deadline.moment = f"reading {file}"
+            found[str(file)] = sample_hash(file)
+    return found
+
+
+def input_paths(config: Config) -> list[Path]:
+    """Files and folders that the run reads: corpora, conversations, tokenizer, models; not the hub's data sets."""
+    sft = config.data.sft
+    corpora = [Path(source.prefix) for source in [*config.data.train, *(config.data.validation or [])]]
+    paths = [path(prefix) for prefix in corpora for path in (manifest_path, idx_path, bin_path)]
+    for source in [*sft.train, *(sft.validation or [])]:
+        if source.path is not None:
+            paths.append(Path(source.path))
+        elif source.dataset is not None and Path(source.dataset).exists():
+            paths.append(Path(source.dataset))
+    others = (sft.chat_template, config.tokenizer.path, config.init_from, config.adaptation.distillation.teacher)
+    paths += [Path(path) for path in others if path is not None]
+    return list(dict.fromkeys(paths))
 
 
 def sample_hash(file: Path) -> str:
@@ -239,12 +272,18 @@ def find_problems(reports: Sequence[Report]) -> list[str]:
         behind = report.clock - first.clock
         if abs(behind) > CLOCK_SECONDS:
             problems.append(f"{report.host}: its clock differs by {behind:+.1f} s from {first.host}'s; set it by NTP")
-        problems += [
-            f"{report.host}: {file}: {found}"
-            + ("" if found.startswith("unreadable") else f", {first.host} sees {seen}")
-            for file, found in report.data.items()
-            if found != (seen := first.data[file]) or found.startswith("unreadable")
-        ]
+        problems += _data_problems(report, first)
+    return problems
+
+
+def _data_problems(report: Report, first: Report) -> list[str]:
+    problems = []
+    for file in dict.fromkeys([*first.data, *report.data]):
+        found, seen = (node.data.get(file, "no such file") for node in (report, first))
+        if found.startswith("unreadable"):
+            problems.append(f"{report.host}: {file}: {found}")
+        elif found != seen:
+            problems.append(f"{report.host}: {file}: {found}, {first.host} sees {seen}")
     return problems
 
 
@@ -277,7 +316,7 @@ def show(reports: Sequence[Report], warnings: Sequence[str]) -> None:
         table.add_column(heading)
     for report in _one_a_host(reports):
         here = [other for other in reports if other.host == report.host]
-        sound = report.data == reports[0].data and not any(found.startswith("unr") for found in report.data.values())
+        data = "differs" if _data_problems(report, reports[0]) else "same" if report.data else "none"
         table.add_row(
             report.host,
             f"{here[0].rank}-{here[-1].rank}" if len(here) > 1 else str(report.rank),
@@ -285,7 +324,7 @@ def show(reports: Sequence[Report], warnings: Sequence[str]) -> None:
             f"{report.free_gib:,.0f}",
             f"{report.clock - reports[0].clock:+.2f}",
             "differs" if any(other.folder_problem for other in here) else "shared",
-            "same" if sound else "differs",
+            data,
             f"{min(other.receive_gib_per_second for other in here):.2f}",
         )
     console.print(table)
@@ -296,17 +335,11 @@ def show(reports: Sequence[Report], warnings: Sequence[str]) -> None:
 
 
 def run() -> int:
-    """`main`, with what a rank that cannot meet the others says in one line."""
+    """`main`, with the node's name in what it refuses."""
     try:
         return main(sys.argv[1:])
     except InputError as error:
         raise InputError(f"{socket.gethostname()}: {error}") from error
-    except RuntimeError as error:
-        from torch.distributed import DistError  # noqa: PLC0415
-
-        if not isinstance(error, DistError):
-            raise
-        raise InputError(f"{socket.gethostname()}: the ranks do not meet or lose each other: {error}") from error
 
 
 if __name__ == "__main__":

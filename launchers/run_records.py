@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from launchers.sbatch_script import LOG_FOLDER
-from orthros_train.data.storage import write_text_atomically
+from orthros_train.data.storage import file_lock, write_text_atomically
 from orthros_train.errors import InputError
+from orthros_train.launch_environment import environment_number
 from orthros_train.training.checkpoint_folders import checkpoint_folders
 from orthros_train.training.manifest import InvalidCheckpointError, read_manifest, step_of
 
@@ -102,7 +105,7 @@ def newest_checkpoint(run: Path) -> int:
     for folder in checkpoint_folders(run / "checkpoints"):
         try:
             read_manifest(folder)
-        except InvalidCheckpointError:
+        except (InvalidCheckpointError, InputError):  # damaged, or of another format
             continue
         return step_of(folder) or 0
     return 0
@@ -110,7 +113,8 @@ def newest_checkpoint(run: Path) -> int:
 
 def add_job(run: Path, job: Job) -> None:
     """Record a submitted job."""
-    _rewrite(_jobs_file(run), [*map(asdict, read_jobs(run)), asdict(job)])
+    with _alone(run):
+        _rewrite(_jobs_file(run), [*map(asdict, read_jobs(run)), asdict(job)])
 
 
 def read_jobs(run: Path) -> list[Job]:
@@ -120,19 +124,42 @@ def read_jobs(run: Path) -> list[Job]:
 
 def add_attempt(run: Path, attempt: Attempt) -> None:
     """Record a start."""
-    _rewrite(_attempts_file(run), [*map(asdict, read_attempts(run)), asdict(attempt)])
+    with _alone(run):
+        _rewrite(_attempts_file(run), [*map(asdict, read_attempts(run)), asdict(attempt)])
 
 
 def end_attempt(run: Path, outcome: str) -> None:
-    """Record how the newest attempt ended."""
-    attempts = read_attempts(run)
-    attempts[-1] = replace(attempts[-1], ended=now(), outcome=outcome)
-    _rewrite(_attempts_file(run), list(map(asdict, attempts)))
+    """Record how the newest attempt of this job, or outside SLURM the newest of all, ended.
+
+    Raises:
+        InputError: it has none.
+    """
+    with _alone(run):
+        attempts = read_attempts(run)
+        own = own_attempt(attempts)
+        if own is None:
+            raise InputError(f"no start of this job is recorded in {run}: launchers call `begin` first")
+        changed = [replace(one, ended=now(), outcome=outcome) if one is own else one for one in attempts]
+        _rewrite(_attempts_file(run), list(map(asdict, changed)))
+
+
+def own_attempt(attempts: Sequence[Attempt]) -> Attempt | None:
+    """The newest of this job, since another's may have been recorded later; outside SLURM, the newest of all."""
+    job_id = environment_number("SLURM_JOB_ID", 0)
+    return next((attempt for attempt in reversed(attempts) if not job_id or attempt.job_id == job_id), None)
 
 
 def read_attempts(run: Path) -> list[Attempt]:
     """The starts of a run by launchers, oldest first."""
     return [Attempt(**values) for values in _read(_attempts_file(run))]
+
+
+@contextmanager
+def _alone(run: Path) -> Iterator[None]:
+    """Let no other launcher change the records meanwhile, as far as the file system has locks."""
+    (run / LOG_FOLDER).mkdir(parents=True, exist_ok=True)
+    with file_lock(run / LOG_FOLDER / ".records.lock", blocking=True):
+        yield
 
 
 def _jobs_file(run: Path) -> Path:
@@ -153,5 +180,4 @@ def _read(file: Path) -> list[dict[str, Any]]:
 
 
 def _rewrite(file: Path, records: list[dict[str, Any]]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
     write_text_atomically(file, "".join(json.dumps(record) + "\n" for record in records))

@@ -8,6 +8,7 @@ and the job puts itself back into the queue under its old id.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orthros_train.launch_environment import FIRST_PORT, PORTS
@@ -27,6 +28,7 @@ class JobSettings:
         restart_limit: how often the job may go back into the queue.
         venv: a virtual environment to activate.
         container: an Apptainer image that everything but SLURM's own commands runs in.
+        binds: folders that the image shows besides the working directory.
         seeds: more than none makes a job array, one task a seed.
         sbatch_options: further options of sbatch, without `#SBATCH`.
         shell_lines: run before anything else, such as `module load`.
@@ -50,6 +52,7 @@ class JobSettings:
     preflight: bool = True
     venv: str | None = None
     container: str | None = None
+    binds: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     sbatch_options: tuple[str, ...] = field(default=())
     shell_lines: tuple[str, ...] = field(default=())
@@ -74,7 +77,7 @@ def training_script(settings: JobSettings) -> str:
         "--requeue",
         "--open-mode=append",
     ]
-    before = 'launch preflight launchers/preflight.py "${config[@]}" || exit\n' if settings.preflight else ""
+    before = _PREFLIGHT if settings.preflight else ""
     inside = " ".join(_container(settings))
     return "\n".join(
         [
@@ -95,11 +98,12 @@ def export_script(settings: JobSettings) -> str:
     return _follow_up(settings, "export", command, gpus=0)
 
 
-def evaluation_script(settings: JobSettings, suite: str) -> str:
-    """The job that evaluates the exported model."""
-    suite = shlex.quote(suite)
-    command = f'python -m evaluation.run --model "$run/model" --suite {suite} --output "$run/evaluation"/{suite}'
-    return _follow_up(settings, "evaluate", command, gpus=min(settings.gpus_per_node, 1))
+def evaluation_script(settings: JobSettings, suite: str, options: Sequence[str] = ()) -> str:
+    """The job that evaluates the exported model; `options` are further ones of evaluation.run."""
+    gpus = min(settings.gpus_per_node, 1)
+    command = ["python -m evaluation.run", '--model "$run/model"', f'--output "$run/evaluation"/{shlex.quote(suite)}']
+    command += [shlex.join(["--suite", suite, *(("--device", "cuda") if gpus else ()), *options])]
+    return _follow_up(settings, "evaluate", " ".join(command), gpus=gpus)
 
 
 def _follow_up(settings: JobSettings, kind: str, command: str, gpus: int) -> str:
@@ -164,8 +168,9 @@ def _what_to_train(settings: JobSettings) -> str:
 def _container(settings: JobSettings) -> list[str]:
     if settings.container is None:
         return []
+    binds = [word for folder in settings.binds for word in ("--bind", shlex.quote(folder))]
     gpus = ["--nv"] if settings.gpus_per_node else []
-    return ["apptainer", "exec", *gpus, "--bind", '"$PWD"', shlex.quote(settings.container)]
+    return ["apptainer", "exec", *gpus, "--bind", '"$PWD"', *binds, shlex.quote(settings.container)]
 
 
 _TRAINING_COMMENT = """\
@@ -174,10 +179,16 @@ _TRAINING_COMMENT = """\
 # SLURM does not make the folder of the log: mkdir -p {folder}
 """
 
+_PREFLIGHT = """\
+SLURM_TIMELIMIT=2 attend launch preflight launchers/preflight.py "${config[@]}" || preflight=failed  # minutes
+"""
+
 _TRAINING = """\
 export TORCH_CPP_LOG_LEVEL="${TORCH_CPP_LOG_LEVEL:-ERROR}"  # no C++ stacks where torchrun's meeting point goes first
 head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((@PORT@))
+# Of an array, this task alone: the bare id of one of them is the whole array's.
+job="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 
 launch() {  # torchrun, once a node: launch NAME SCRIPT ARGUMENTS
     srun --wait="$stop_seconds" @IN@torchrun \\
@@ -187,27 +198,41 @@ launch() {  # torchrun, once a node: launch NAME SCRIPT ARGUMENTS
         --shutdown-timeout="$stop_seconds" "${@:2}"
 }
 
+attend() {  # run a command in the background, where signals are heard at once, and end as it ends
+    "$@" &
+    child=$!
+    while kill -0 "$child" 2> /dev/null; do wait "$child"; done  # a signal ends `wait` early
+    wait "$child"
+}
+
+record() { @IN@python launchers/attempt.py "$@" "${config[@]}"; }
+
 ask_to_stop() {  # again and again: a file from before the ranks started does not count
     signalled=yes
     echo "$(date '+%F %T') USR1: asking the ranks to stop"
-    while kill -0 "$training"; do touch "$run/stop_requested"; sleep 2; done 2> /dev/null &
+    while kill -0 "$child"; do
+        [ -e "$run/stop_requested" ] || echo "launcher: USR1, before the time limit" > "$run/stop_requested"
+        sleep 2
+    done 2> /dev/null &
 }
-signalled= terminated= training=
+signalled= terminated= preflight= child=
 trap ask_to_stop USR1
 trap 'terminated=yes' TERM  # scancel, preemption or the time limit: SLURM decides what happens next
 
-@IN@python launchers/attempt.py begin --ranks-per-node "$ranks_per_node" "${config[@]}" || exit
+record begin --ranks-per-node "$ranks_per_node" --restart-limit "$restart_limit" || exit
 @PREFLIGHT@
-if [ -z "$signalled$terminated" ]; then
-    launch training launchers/torchrun_rank.py "${config[@]}" &  # python -m orthros_train
-    training=$!
-    while kill -0 "$training" 2> /dev/null; do wait "$training"; done  # a signal ends `wait` early
-    rm -f "$run/stop_requested"
+if [ -z "$signalled$terminated$preflight" ]; then
+    attend launch training launchers/torchrun_rank.py "${config[@]}"  # python -m orthros_train
 fi
 
-@IN@python launchers/attempt.py end --restart-limit "$restart_limit" \\
-    ${signalled:+--signalled} ${terminated:+--terminated} "${config[@]}"
+record end --restart-limit "$restart_limit" \\
+    ${preflight:+--preflight-failed} ${signalled:+--signalled} ${terminated:+--terminated}
 outcome=$?
-[ "$outcome" -ne 75 ] || scontrol requeue "$SLURM_JOB_ID"
-exit "$outcome"
+[ "$outcome" -eq 75 ] || exit "$outcome"
+for pause in 10 20 30 30 0; do
+    timeout 30 scontrol requeue "$job" && exit "$outcome"
+    sleep "$pause"
+done
+record not-requeued
+exit
 """

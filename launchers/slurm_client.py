@@ -38,6 +38,26 @@ _NEVER = {
 }
 
 
+# M, M:S, H:M:S, D-H, D-H:M, D-H:M:S: the fields behind days and before them
+_LIMIT = re.compile(r"(?:(\d+)-(\d+)(?::(\d+))?(?::(\d+))?|(?:(\d+):(?=\d+:))?(\d+)(?::(\d+))?)")
+
+
+def limit_seconds(limit: str) -> int | None:
+    """A time limit as sbatch reads it (90, 90:00, 1:30:00, 1-12, 1-12:30:00) in seconds; None for what has none.
+
+    Raises:
+        InputError: sbatch would not read it.
+    """
+    if limit.lower() in ("unlimited", "infinite", "0", "-1"):
+        return None
+    match = _LIMIT.fullmatch(limit)
+    if match is None:
+        raise InputError(f"--time {limit}: write minutes, HH:MM:SS or D-HH:MM:SS")
+    days, *rest = (int(number or 0) for number in match.groups())
+    hours, minutes, seconds = (with_days + alone for with_days, alone in zip(rest[:3], rest[3:], strict=True))
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
 class SlurmRefusalError(InputError):
     """SLURM said no."""
 

@@ -34,7 +34,7 @@ from orthros_train.errors import InputError
 
 EXAMPLES = """\
   python launchers/status.py outputs/orthros_1.3b
-  python launchers/status.py outputs/*                     # one line a run
+  python launchers/status.py outputs/*                     # one line a run, what is no run is named
   python launchers/status.py outputs/orthros_1.3b --json"""
 SPEED_STEPS = 20  # the speed shown is the median of the last so many
 SILENT_FACTOR, SILENT_SECONDS = 20, 120  # no step for longer than this many steps' time is worth a word
@@ -65,15 +65,27 @@ def build_parser() -> CommandParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Show the runs. Raises InputError where a folder is no run."""
+    """Show the runs; 0 if there is one, else 2. What cannot be shown is named. Raises InputError on bad options."""
     options = build_parser().parse_args(arguments)
-    states = [run_state(run) for folder in options.runs for run in find_runs(Path(folder))]
+    states: list[RunState] = []
+    problems: list[InputError] = []
+    for folder in map(Path, options.runs):
+        try:
+            for run in find_runs(folder):
+                try:
+                    states.append(run_state(run))
+                except InputError as error:
+                    problems.append(error)
+        except InputError as error:
+            problems.append(error)
     if options.json:
         for state in states:
             print(json.dumps(asdict(state)))
-    else:
+    elif states:
         show(states)
-    return 0
+    for problem in problems:
+        print(f"error: {' '.join(str(problem).split())}", file=sys.stderr)
+    return 0 if states else 2
 
 
 def find_runs(folder: Path) -> list[Path]:
@@ -115,7 +127,7 @@ def run_state(run: Path) -> RunState:
         seconds_left=None if seconds is None or state == "done" else (steps - step) * seconds,
         checkpoint=newest_checkpoint(run),
         starts=max(len(attempts), 0 if status is None else status.attempt),
-        last_outcome=next((attempt.outcome for attempt in reversed(attempts) if attempt.outcome), None),
+        last_outcome=(attempts[-1].outcome or f"since {attempts[-1].started}, no end recorded") if attempts else None,
         jobs=jobs,
     )
 

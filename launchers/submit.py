@@ -10,15 +10,18 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from evaluation.run import build_parser as evaluation_parser
+from evaluation.run import chosen_suites
 from launchers import slurm_client
-from launchers.attempt import RANK_VARIABLES
+from launchers.attempt import RANK_VARIABLES, STOP_FILE
+from launchers.preflight import input_paths
 from launchers.run_records import Job, add_job, now, read_jobs
 from launchers.sbatch_script import LOG_FOLDER, JobSettings, evaluation_script, export_script, training_script
 from orthros_train.command_line import CommandParser, count, positive_int, run_command
-from orthros_train.config import gradient_accumulation_steps, load_config
+from orthros_train.config import Config, gradient_accumulation_steps, load_config
 from orthros_train.data.storage import write_text_atomically
 from orthros_train.errors import InputError
 
@@ -30,6 +33,9 @@ EXAMPLES = """\
   python launchers/submit.py configs/demo.yaml --nodes 2 --ranks-per-node 2 --shell-line 'module load python'
 
 `touch outputs/RUN/stop_requested` stops a training for good, with a checkpoint; scancel ends it at once."""
+
+
+START_SECONDS = 120  # of a job: meeting, preflight, reading the checkpoint
 
 
 def build_parser() -> CommandParser:
@@ -85,7 +91,11 @@ def build_parser() -> CommandParser:
         "--seeds", type=_seeds, default=(), metavar="N,N,…", help="a job array: each seed in output_dir/seed_N"
     )
     more.add_argument("--export", action="store_true", help="afterwards, a Hugging Face folder: output_dir/model")
-    more.add_argument("--evaluate", metavar="SUITE", help="afterwards, evaluation.run on it; implies --export")
+    more.add_argument(
+        "--evaluate",
+        metavar="SUITE",
+        help="afterwards, evaluation.run on it; implies --export. In quotes with further options: 'recall --limit 9'",
+    )
     return parser
 
 
@@ -97,11 +107,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.export or options.evaluate:
         scripts["export"] = export_script(settings)
     if options.evaluate:
-        scripts["evaluate"] = evaluation_script(settings, options.evaluate)
+        scripts["evaluate"] = evaluation_script(settings, *evaluation_words(options.evaluate))
     if options.print_only:
         print("\n".join(scripts.values()), end="")
         return 0
     check_submission(settings)
+    check_outputs(settings, scripts)
     submit_all(settings, scripts)
     return 0
 
@@ -124,6 +135,7 @@ def job_settings(options: argparse.Namespace) -> JobSettings:
     if options.seeds and named:
         raise InputError(f"--seeds and {named[0]} contradict each other: remove one")
     gradient_accumulation_steps(config, options.nodes * ranks)
+    check_time(options.time, options.stop_seconds)
     run = config.output_dir.rstrip("/")
     if any(character.isspace() or character == "%" for character in run):
         raise InputError(f"output_dir '{run}' holds a space or %, which SLURM's log path cannot: choose another")
@@ -146,10 +158,60 @@ def job_settings(options: argparse.Namespace) -> JobSettings:
         preflight=not options.no_preflight,
         venv=options.venv or (None if options.container else _active_venv()),
         container=options.container,
+        binds=tuple(outer_folders(config)),
         seeds=options.seeds,
         sbatch_options=tuple(options.sbatch_option),
         shell_lines=tuple(options.shell_line),
     )
+
+
+def outer_folders(config: Config) -> list[str]:
+    """The folders outside the working directory that a job needs, both as they are named and where links lead."""
+    here = Path.cwd()
+    named = [path if path.is_dir() else path.parent for path in input_paths(config)]
+    folders = dict.fromkeys(
+        place for path in (Path(config.output_dir), *named) for place in (path.absolute(), path.resolve())
+    )
+    outer = [
+        folder for folder in folders if not folder.is_relative_to(here) and not folder.is_relative_to(here.resolve())
+    ]
+    return [str(folder) for folder in outer if not any(other in folder.parents for other in outer)]
+
+
+def evaluation_words(text: str) -> tuple[str, list[str]]:
+    """--evaluate as the suite and further options of evaluation.run.
+
+    Raises:
+        InputError: evaluation.run would refuse them, after days of training.
+    """
+    suite, *more = shlex.split(text) or [""]
+    chosen_suites(evaluation_parser().parse_args(["--suite", suite, "--output", "-", *more]))
+    return suite, more
+
+
+def check_time(limit: str | None, stop_seconds: int) -> None:
+    """Raise InputError where SLURM would ask for the stop before training has begun."""
+    seconds = None if limit is None else slurm_client.limit_seconds(limit)
+    if seconds is not None and seconds < stop_seconds + START_SECONDS:
+        raise InputError(
+            f"--time {limit} leaves no time to train: the job is stopped {stop_seconds} s before its end "
+            f"(--stop-seconds), and starting takes up to {START_SECONDS} s; raise --time or lower --stop-seconds"
+        )
+
+
+def check_outputs(settings: JobSettings, kinds: Collection[str]) -> None:
+    """Raise InputError where a later job would find its output there already, after days of training."""
+    for run in runs(settings):
+        for kind, output in (("export", run / "model"), ("evaluate", run / "evaluation")):
+            if kind in kinds and output.is_dir() and any(output.iterdir()):
+                raise InputError(
+                    f"{output} is there already, from an earlier {kind}: move it away, or submit without --{kind}"
+                )
+
+
+def runs(settings: JobSettings) -> list[Path]:
+    """The folders that are trained in."""
+    return [Path(settings.run) / f"seed_{seed}" for seed in settings.seeds] or [Path(settings.run)]
 
 
 def check_submission(settings: JobSettings) -> None:
@@ -183,6 +245,8 @@ def submit_all(settings: JobSettings, scripts: dict[str, str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"output_dir {settings.run} cannot be written ({error}); choose another") from error
+    for run in runs(settings):
+        (run / STOP_FILE).unlink(missing_ok=True)  # whoever submits it again wants it to go on
     before: int | None = None
     files = {kind: folder / f"{kind}.sbatch" for kind in scripts}
     for kind, script in scripts.items():

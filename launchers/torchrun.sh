@@ -4,7 +4,7 @@
 #   launchers/torchrun.sh --ranks 8 configs/orthros_130m.yaml train.steps=2000
 #   launchers/torchrun.sh --ranks 8 --nodes 2 --head node1:29500 configs/orthros_1.3b.yaml     (the same on each node)
 #
-# Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint first. Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped.
+# Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 save a checkpoint first. Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped.
 set -euo pipefail
 
 ranks=1 nodes=1 head=
@@ -19,9 +19,6 @@ while [ $# -gt 0 ]; do
 done
 refuse() { echo "error: $*" >&2 && exit 2; }
 [ $# -gt 0 ] || refuse "no CONFIG.yaml (see $0 --help)"
-[ -z "${RANK:-}${WORLD_SIZE:-}" ] || refuse "RANK or WORLD_SIZE is set: a launcher has started this already; unset them"
-[ "${SLURM_STEP_NUM_TASKS:-1}" -le "${SLURM_STEP_NUM_NODES:-1}" ] ||
-    refuse "srun started ${SLURM_STEP_NUM_TASKS} tasks on ${SLURM_STEP_NUM_NODES} nodes: start this once a node, --ntasks-per-node=1"
 [ "$nodes" = 1 ] || [ -n "$head" ] || refuse "--nodes $nodes needs --head HOST:PORT, one of the nodes"
 
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
@@ -30,7 +27,5 @@ if [ "$nodes" = 1 ]; then
 else
     meeting=(--nnodes="$nodes" --rdzv-backend=c10d --rdzv-endpoint="$head" --rdzv-id="$head")
 fi
-follower=()
-[ "$nodes" = 1 ] || [ "${head%:*}" = "$(hostname)" ] || [ "${head%:*}" = "$(hostname -f)" ] || follower=(--follower)
-exec python launchers/supervise.py "${follower[@]}" --program launchers/torchrun_rank.py "$@" -- \
+exec python launchers/supervise.py --launchers "$nodes" --program launchers/torchrun_rank.py "$@" -- \
     torchrun "${meeting[@]}" --nproc-per-node="$ranks" --shutdown-timeout="${STOP_SECONDS:-300}"

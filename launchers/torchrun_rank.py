@@ -1,21 +1,37 @@
 """One rank under torchrun: `python -m orthros_train`, but a stop with a checkpoint saved (75) ends with 0.
 
-torchrun takes every other code for a crash, kills the other ranks and prints a traceback. Launch scripts read what
-really happened from status.json (launchers/attempt.py).
+torchrun takes every other code for a crash, kills the other ranks, prints a traceback and ends with 1. What really
+happened is in status.json (launchers/attempt.py) and, for launchers/supervise.py, in the file that CODES_VARIABLE
+names: status.json does not exist where bad input was found first, and other machines may see it late.
 """
 
 from __future__ import annotations
 
+import os
+
 from orthros_train.__main__ import run
 from orthros_train.command_line import run_command
+from orthros_train.errors import InputError
 
-STOPPED = 75
+CODES_VARIABLE = "ORTHROS_RANK_CODES"  # the file on this machine to which each rank adds a line, its exit code
+BAD_INPUT, STOPPED = 2, 75
 
 
 def main() -> int:
     """Run this rank."""
-    code = run()
+    try:
+        code = run()
+    except InputError:
+        _note(BAD_INPUT)
+        raise
+    _note(code)
     return 0 if code == STOPPED else code
+
+
+def _note(code: int) -> None:
+    if CODES_VARIABLE in os.environ:
+        with open(os.environ[CODES_VARIABLE], "a", encoding="utf-8") as file:
+            file.write(f"{code}\n")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from orthros_train.errors import InputError
 
-FIRST_PORT, PORTS = 20000, 20000  # a job's port is FIRST_PORT + its id modulo PORTS, below the ephemeral range
+FIRST_PORT, PORTS = 20000, 12000  # a job's port: FIRST_PORT + its id modulo PORTS, below Linux's own from 32768 on
 MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 SRUN_SIZE = "SLURM_STEP_NUM_TASKS"
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")

@@ -1,6 +1,7 @@
 """How much memory a rank needs, by part and before anything is allocated.
 
-* Weights, gradients and optimizer state follow from DeepSpeed's ZeRO stages, up to padding.
+* Weights, gradients and optimizer state follow from DeepSpeed's ZeRO stages; a test holds them to the tensors of real
+  engines. Not counted is padding: a few elements a group of the optimizer, or a parameter under ZeRO-3.
 * Activations are the tensors that autograd keeps for the backward pass, with an attention kernel that keeps no score
   matrix; tests hold the estimate within a tenth of what autograd really keeps, whatever the layout.
 * Tensor parallelism shares heads, FFN and vocabulary; what is as wide as the model is whole on each of its ranks, or
@@ -97,7 +98,7 @@ def _state_parts(config: Config, stage: Stage, world_size: int) -> list[Part]:
     of = "replicas" if parallel.tensor * parallel.pipeline > 1 else "ranks"
     share = -(-stage.parameters // replicas)
     element, zero = BYTES[config.precision], parallel.zero_stage
-    master = 0 if zero == 3 and config.precision == "fp32" else FP32_BYTES * share
+    beside = BYTES["bf16"] if zero == 1 and config.precision == "bf16" else 0  # autograd's own, which DeepSpeed keeps
     return [
         Part(
             "weights",
@@ -106,14 +107,12 @@ def _state_parts(config: Config, stage: Stage, world_size: int) -> list[Part]:
         ),
         Part(
             "gradients",
-            FP32_BYTES * (stage.parameters if zero == 1 else share),
-            "accumulated in fp32, " + ("whole under ZeRO-1" if zero == 1 else f"1/{of} under ZeRO-{zero}"),
+            (FP32_BYTES + beside) * (stage.parameters if zero == 1 else share),
+            "accumulated in fp32, "
+            + ("whole under ZeRO-1" if zero == 1 else f"1/{of} under ZeRO-{zero}")
+            + (", and a micro-batch's own in bf16" if beside else ""),
         ),
-        Part(
-            "master weights",
-            master,
-            f"fp32, 1/{of}" if master else "none: ZeRO-3 updates fp32 weights in place",
-        ),
+        Part("master weights", FP32_BYTES * share, f"fp32, 1/{of}"),
         Part("Adam moments", 2 * FP32_BYTES * share, f"two in fp32, 1/{of}"),
     ]
 

@@ -130,6 +130,8 @@ def _run_attempt(
     attempt.run = run
     run.report.start()
     reason = _train_steps(run)
+    if reason is not None:
+        reason = stop.explain(reason)  # on rank 0, which alone watches the file and says it
     run.save()
     if reason is not None and run.ranks.is_main:
         stop.consume()

@@ -42,13 +42,23 @@ def lost_rank(
 ) -> str | None:
     """What to tell the user where `error` means that another rank was lost; None where it means something else.
 
-    An error of this rank's own use of NCCL (two ranks on one GPU, a wrong argument, a CUDA error) is something else,
-    unless another rank is indeed gone: then it may well be what this one saw of that.
-
     Args:
         rank: of this process.
         moment: such as "after step 12".
         missing: finds out which ranks do not answer, as `Peers.missing`.
+    """
+    detail = lost_detail(error, missing)
+    return detail and (
+        f"rank {rank} on {socket.gethostname()} lost another rank {moment} ({detail}): look at the other ranks' logs "
+        "for what failed first; started again, the run resumes from its newest checkpoint"
+    )
+
+
+def lost_detail(error: BaseException, missing: Callable[[], str | None] = lambda: None) -> str | None:
+    """Who was lost, if `missing` knows, and what the library says of it; None where `error` means something else.
+
+    An error of this rank's own use of NCCL (two ranks on one GPU, a wrong argument, a CUDA error) is something else,
+    unless another rank is indeed gone: then it may well be what this one saw of that.
     """
     text = " ".join(str(error).split())
     match = GLOO.fullmatch(text) if isinstance(error, RuntimeError) else None
@@ -59,8 +69,4 @@ def lost_rank(
     nccl = NCCL.search(text)
     if nccl is not None and nccl["word"] not in NCCL_OF_OTHERS and found is None:
         return None
-    detail = detail if found is None else f"{found}; {detail}"
-    return (
-        f"rank {rank} on {socket.gethostname()} lost another rank {moment} ({detail}): look at the other ranks' logs "
-        "for what failed first; started again, the run resumes from its newest checkpoint"
-    )
+    return detail if found is None else f"{found}; {detail}"

@@ -40,10 +40,13 @@ class Peers:
         for problem in (NO_ANSWER, ENDED):
             found = [rank for rank, answer in answers.items() if answer == problem]
             if found:
-                named = ", ".join(f"rank {rank} on {self.addresses[rank][0]}" for rank in found[:MOST_NAMED])
-                more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-                return f"{problem}: {named}{more}"
+                return f"{problem}: {self.named(found)}"
         return None
+
+    def named(self, ranks: Sequence[int]) -> str:
+        """Some of the others with their machines, the first few by name."""
+        names = ", ".join(f"rank {rank} on {self.addresses[rank][0]}" for rank in ranks[:MOST_NAMED])
+        return names + (f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else "")
 
     def _probe(self, rank: int) -> str | None:
         try:

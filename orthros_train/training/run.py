@@ -262,6 +262,11 @@ def _check_disk(folder: RunFolder, config: Config, model_config: OrthrosConfig, 
 def _open_folder(folder: RunFolder, stop: StopRequests, choice: Choice | None, report: ProgressReport) -> int:
     """Take the folder over, tidied up; the number of this attempt."""
     folder.open()
+    if not folder.is_locked:
+        report.warn(
+            f"the file system of {folder.path} offers no locks, so a second training here would not be noticed and "
+            "both would be damaged: make sure there is none, or mount it with locks (Lustre: -o flock)"
+        )
     stop.watch_folder(folder.path)
     damaged = () if choice is None else choice.damaged
     for path, problem in damaged:

@@ -102,7 +102,8 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.metrics_file = self.path / "metrics.jsonl"
         self.attempt = 1
-        self.is_ours = False  # it is locked and may be written to
+        self.is_ours = False  # it may be written to: locked, or on a file system without locks
+        self.is_locked = False
         self._is_this_run = False
         self._config = config
         self._lock = ExitStack()
@@ -147,13 +148,16 @@ class RunFolder:
     def open(self) -> None:
         """Create the folder or take it over for the next attempt, and lock it until `release`.
 
+        Where the file system offers no locks (Lustre without `-o flock`), `is_locked` stays False, and a second process
+        would not be refused.
+
         Raises:
             FolderBusyError: another process holds the lock.
             InputError: it cannot be written to.
         """
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self._lock.enter_context(file_lock(self.path / ".lock", blocking=False))
+            self.is_locked = self._lock.enter_context(file_lock(self.path / ".lock", blocking=False))
             with tempfile.TemporaryDirectory(prefix=".saving_", dir=self.checkpoints):
                 pass  # where the first save would find out
         except BlockingIOError:

@@ -2,8 +2,9 @@
 
 Handlers only set a flag; the ranks agree on it at the next step boundary (and between validation batches), so all save
 the same step. Causes: SIGTERM, SIGUSR1 or SIGINT (Ctrl-C) on any rank, the wall-clock limit, and a file
-`stop_requested` in the run folder, which launchers write instead of signalling (torchrun dies on SIGUSR1). A second
-Ctrl-C ends the process at once.
+`stop_requested` in the run folder, which launchers write instead of signalling (torchrun dies on SIGUSR1). What the
+file says is added to the reason: a launcher's begins with "launcher: " and has the cause; a person's may be empty. A
+second Ctrl-C ends the process at once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ FLAG = "orthros_train/stop"
 REASONS = ("none", "SIGTERM", "SIGUSR1", "SIGINT", "the wall-clock limit", f"the file {STOP_FILE}")
 _SIGNAL_CODES = {signal.SIGTERM: 1, signal.SIGUSR1: 2, signal.SIGINT: 3}
 _WALL_CLOCK_CODE, _FILE_CODE = 4, 5
+_LONGEST_TEXT = 200
 
 
 class StopRequests:
@@ -45,6 +47,16 @@ class StopRequests:
         """Remove the stop file, so that the next attempt goes on."""
         if self._file is not None:
             self._file.unlink(missing_ok=True)
+
+    def explain(self, reason: str) -> str:
+        """The agreed reason with what the stop file says, where it is the file; before `consume`."""
+        if reason != REASONS[_FILE_CODE] or self._file is None:
+            return reason
+        try:
+            text = " ".join(self._file.read_text(encoding="utf-8", errors="replace").split())[:_LONGEST_TEXT]
+        except OSError:  # somebody has removed it again
+            text = ""
+        return f"{reason} ({text})" if text else reason
 
     def code(self) -> int:
         """This rank's reason as an index into REASONS; 0 means go on. A reason once given stays."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from launchers.run_records import read_attempts
 from orthros_train.config import Config, config_to_yaml
 from orthros_train.training.inspection import inspect_checkpoint
 from orthros_train.training.metrics import read_metrics
@@ -54,6 +55,16 @@ class ClusterRun:
         return dict(
             json.loads(self.cluster.run(sys.executable, "launchers/status.py", str(self.folder), "--json").stdout)
         )
+
+    def last_outcome(self) -> str | None:
+        """How the newest start ended, None while it has not."""
+        return read_attempts(self.folder)[-1].outcome
+
+    def seed(self, seed: int) -> ClusterRun:
+        """One training of an array."""
+        folder = self.folder / f"seed_{seed}"
+        train = self.config.train.model_copy(update={"seed": seed})
+        return replace(self, config=self.config.model_copy(update={"output_dir": str(folder), "train": train}))
 
     def has_valid_checkpoint(self) -> bool:
         """Whether the newest checkpoint is whole."""

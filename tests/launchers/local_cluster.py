@@ -59,7 +59,10 @@ ReturnToService=2
 PropagateResourceLimits=NONE
 MailProg=/bin/true
 {nodes}
-PartitionName=debug Nodes=ALL Default=YES MaxTime=60 DefaultTime=30 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=debug Nodes=ALL Default=YES MaxTime=60 DefaultTime=30 GraceTime=60
+PartitionName=urgent Nodes=ALL MaxTime=60 DefaultTime=30 PriorityTier=9 PreemptMode=OFF
 """
 
 NODE = """
@@ -96,7 +99,7 @@ def why_not(*, own_networks: bool = False) -> str | None:
 
 
 class LocalCluster:
-    """Start with `start`, or use it as a context manager.
+    """Start with `start`, or use it as a context manager. Jobs in the partition `urgent` preempt those in `debug`.
 
     Args:
         nodes: node1, node2, …
@@ -201,22 +204,22 @@ class LocalCluster:
 
     def node_states(self) -> list[str]:
         """What SLURM says of each node."""
-        return self.run("sinfo", "-h", "-N", "-o", "%T", check=False).stdout.split()
+        return self.run("sinfo", "-h", "-N", "-p", "debug", "-o", "%T", check=False).stdout.split()
 
-    def job(self, job_id: int, field: str = "JobState") -> str:
-        """A field of a job."""
+    def job(self, job_id: int | str, field: str = "JobState") -> str:
+        """A field of a job; of an array's task: 7_1."""
         shown = self.run("scontrol", "show", "job", "--oneliner", str(job_id)).stdout
         found = re.search(rf"\b{field}=(\S*)", shown)
         if found is None:
             raise ClusterError(f"no {field} in {shown}")
         return found.group(1)
 
-    def wait_for_state(self, job_id: int, states: Sequence[str], seconds: float) -> str:
+    def wait_for_state(self, job_id: int | str, states: Sequence[str], seconds: float) -> str:
         """Wait until a job is in one of the states; which."""
         self.wait_until(lambda: self.job(job_id) in states, seconds, f"job {job_id} is {' or '.join(states)}")
         return self.job(job_id)
 
-    def start_again_now(self, job_id: int, seconds: float = 60) -> None:
+    def start_again_now(self, job_id: int | str, seconds: float = 60) -> None:
         """Let a job that goes back into the queue start at once instead of after SLURM's two minutes."""
 
         self.wait_for_state(job_id, ["PENDING"], seconds)

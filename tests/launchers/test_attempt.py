@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from launchers import attempt
-from launchers.attempt import AGAIN, BAD_INPUT, DONE, FAILED, decide, main
+from launchers.attempt import AGAIN, BAD_INPUT, DONE, FAILED, decide, fruitless_starts, main
 from launchers.run_records import Attempt, Status, add_attempt, end_attempt, read_attempts
 from orthros_train.errors import InputError
 
@@ -53,11 +54,23 @@ FILE = "the file stop_requested"
         (status("done", 0, attempt=2), 40, {}, FAILED, "the training did not start"),
         (None, 0, {}, FAILED, "the training did not start"),
         (None, 0, {"signalled": True}, AGAIN, "asked to stop before the training had started"),
+        # preemption tells the ranks, not the batch script; the job would end as failed if it did not go back by itself
+        (status("stopped", 75, "SIGTERM on rank 0"), 57, {}, AGAIN, "by SIGTERM on rank 0; goes back"),
+        # a first start that is not fit to run is a person's mistake, a later one a node's
+        (None, 0, {"preflight_failed": True, "first": True}, FAILED, "the preflight failed: see the log above; not"),
+        (None, 0, {"preflight_failed": True}, AGAIN, "the preflight failed: see the log above; goes back"),
+        (None, 0, {"preflight_failed": True, "fruitless": 3}, FAILED, "3 starts in a row without a new checkpoint"),
+        (None, 0, {"preflight_failed": True, "signalled": True}, AGAIN, "asked to stop before"),
+        # nothing is gained by starting again and again
+        (status("stopped", 75, FILE), 40, {"signalled": True, "fruitless": 2}, AGAIN, "goes back"),
+        (status("stopped", 75, FILE), 40, {"signalled": True, "fruitless": 3}, FAILED, "3 starts in a row without"),
     ],
 )  # fmt: skip
-def test_decision(now: Status | None, checkpoint: int, options: dict[str, bool], code: int, words: str) -> None:
-    arguments = {"restarts_left": 18, "signalled": False, "terminated": False, **options}
-    decided, outcome = decide(now, BEFORE, checkpoint=checkpoint, **arguments)
+def test_decision(now: Status | None, checkpoint: int, options: dict[str, int], code: int, words: str) -> None:
+    switches = dict.fromkeys(("signalled", "terminated", "preflight_failed"), False)
+    arguments = {"restarts_left": 18, "fruitless": 0, **switches, **options}
+    before = replace(BEFORE, restart=0) if arguments.pop("first", False) else BEFORE
+    decided, outcome = decide(now, before, checkpoint=checkpoint, **arguments)
     assert decided == code, outcome
     assert words in outcome
 
@@ -96,7 +109,7 @@ def test_from_begin_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[3-4]")
     write_status(tmp_path, state="stopped", exit_code=75, attempt=1)
     run = [DEMO, f"output_dir={tmp_path}"]
-    assert main(["begin", *run]) == 0
+    assert main(["begin", "--restart-limit", "2", *run]) == 0
     assert "node[3-4]: 2 x 1 ranks, restart 1, from the start" in capsys.readouterr().out
     (begun,) = read_attempts(tmp_path)
     assert (begun.job_id, begun.restart, begun.attempt_before, begun.ended) == (9, 1, 1, None)
@@ -107,8 +120,61 @@ def test_from_begin_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert main(["end", "--restart-limit", "1", "--signalled", *run]) == FAILED
 
 
+def test_a_job_that_slurm_does_not_take_back_is_recorded_so(tmp_path: Path) -> None:
+    run = [DEMO, f"output_dir={tmp_path}"]
+    main(["begin", *run])
+    write_status(tmp_path, state="stopped", exit_code=75, attempt=1, reason=FILE)
+    assert main(["end", "--restart-limit", "2", "--signalled", *run]) == AGAIN
+    assert main(["not-requeued", *run]) == FAILED
+    assert read_attempts(tmp_path)[0].outcome == (
+        "stopped at step 5 by the file stop_requested; SLURM did not take the job back into the queue; "
+        "submit it anew to go on"
+    )
+
+
+@pytest.mark.parametrize(("text", "stopped"), [("", True), ("enough", True), ("launcher: USR1", False)])
+def test_a_person_stops_a_job_that_waits_in_the_queue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, stopped: bool
+) -> None:
+    (tmp_path / "stop_requested").write_text(text)
+    run = [DEMO, f"output_dir={tmp_path}"]
+    assert main(["begin", *run]) == (FAILED if stopped else 0)
+    assert ("stopped by the file stop_requested before" in capsys.readouterr().out) == stopped
+    assert (read_attempts(tmp_path)[0].ended is not None) == stopped
+    assert not (tmp_path / "stop_requested").exists()
+    assert main(["begin", *run]) == 0  # it counts once
+
+
+def test_restarts_by_slurm_itself_have_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["--restart-limit", "3", DEMO, f"output_dir={tmp_path}"]
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
+    assert main(["begin", *run]) == 0
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "4")
+    assert main(["begin", *run]) == FAILED
+    assert "this is restart 4, the limit is 3; submit it anew to go on" in capsys.readouterr().out
+
+
+def test_fruitless_starts() -> None:
+    old, new = replace(BEFORE, checkpoint_before=20), BEFORE
+    assert fruitless_starts([old, new, new], 40) == 2
+    assert fruitless_starts([old, new], 41) == 0
+    assert fruitless_starts([old, new], 20) == 2  # the newest checkpoint has been damaged
+
+
+def test_only_the_starts_of_this_job_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = [DEMO, f"output_dir={tmp_path}"]
+    for _ in range(2):
+        add_attempt(tmp_path, replace(BEFORE, attempt_before=0, checkpoint_before=0, ended="now"))
+    monkeypatch.setenv("SLURM_JOB_ID", "18")  # a person has submitted it anew
+    for last in (False, False, True):
+        main(["begin", *run])
+        assert main(["end", "--restart-limit", "9", "--signalled", *run]) == (FAILED if last else AGAIN)
+
+
 def test_end_without_begin_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no start is recorded"):
+    with pytest.raises(InputError, match="no start of this job is recorded"):
         main(["end", DEMO, f"output_dir={tmp_path}"])
 
 
@@ -126,6 +192,15 @@ def test_a_second_launch_is_refused_while_the_first_job_lives(
             main(arguments)
     else:
         assert main(arguments) == 0
+
+
+def test_where_slurm_cannot_be_asked_the_lock_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # as in a container: no scontrol
+    add_attempt(tmp_path, BEFORE)
+    assert main(["begin", DEMO, f"output_dir={tmp_path}"]) == 0
+    assert "whether job 17 still trains in" in capsys.readouterr().out
 
 
 def test_a_jobs_own_restart_and_what_has_ended_are_no_second_launch(

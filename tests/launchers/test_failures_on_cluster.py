@@ -41,7 +41,7 @@ def test_the_time_limit_is_survived(tmp_path: Path) -> None:
         run = new_run(cluster, tmp_path, train__steps=100_000, checkpoint__interval_steps=None)
         size = ("--nodes", "2", "--ranks-per-node", "1", "--time", "4", "--stop-seconds", "60")
         (train,), _ = run.submit(*size, "--no-preflight")
-        cluster.wait_until(lambda: run.status()["last_outcome"] is not None, 300, "the first start has ended")
+        cluster.wait_until(lambda: run.last_outcome() is not None, 300, "the first start has ended")
         cluster.start_again_now(train)
         assert "stopped at step" in run.status()["last_outcome"]
         assert run.status()["checkpoint"] > 0

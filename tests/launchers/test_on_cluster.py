@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,24 +15,25 @@ from orthros_train.model import OrthrosConfig
 from orthros_train.training.metrics import read_metrics
 from tests.launchers.cluster_runs import ROOT, ClusterRun, new_run, uninterrupted_losses
 from tests.launchers.local_cluster import LocalCluster
-from tests.training.small_runs import losses
+from tests.training.small_runs import MODEL, losses
 
 SIZE = ("--nodes", "2", "--ranks-per-node", "2", "--time", "10", "--stop-seconds", "60")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
-def test_a_stopped_job_resumes_as_if_nothing_had_been_and_its_model_is_exported(
+def test_a_stopped_job_resumes_as_if_nothing_had_been_and_its_model_is_evaluated(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    run = new_run(cluster, tmp_path, train__steps=300)
-    (train, export), printed = run.submit(*SIZE, "--export")
+    run = new_run(cluster, tmp_path, train__steps=300, model={**MODEL, "max_position_embeddings": 2048})
+    suite = "long --lengths 512 --documents 1"
+    (train, export, evaluate), printed = run.submit(*SIZE, "--evaluate", suite)
     assert f"job {train}: train, 2 x 2 ranks\n  log {run.folder}/slurm/train-{train}.log\n" in printed
     run.wait_for_step(5)
     cluster.run("scancel", "--batch", "--signal=USR1", str(train))  # as SLURM does before the time limit
     cluster.wait_for_state(train, ["PENDING"], 90)
     stopped = run.status()
     assert stopped["step"] == stopped["checkpoint"] < 300
-    assert set(stopped["jobs"]) == {f"{train} train", f"{export} export"}
+    assert set(stopped["jobs"]) == {f"{train} train", f"{export} export", f"{evaluate} evaluate"}
     assert stopped["jobs"][f"{export} export"] == "PENDING (Dependency)"
     _, refusal = run.submit(*SIZE, check=False)
     assert refusal.startswith(f"error: job {train} (PENDING) is there for {run.folder} already")
@@ -49,6 +51,42 @@ def test_a_stopped_job_resumes_as_if_nothing_had_been_and_its_model_is_exported(
 
     assert cluster.wait_for_state(export, ENDED, 60) == "COMPLETED", run.log()
     assert OrthrosConfig.from_pretrained(run.folder / "model").architecture == "orthros"
+    assert cluster.wait_for_state(evaluate, ENDED, 90) == "COMPLETED", run.log()
+    results = json.loads((run.folder / "evaluation" / "long" / "results.json").read_text())
+    assert "long-512" in results["orthros"]["suites"]
+
+
+def test_a_seed_of_an_array_is_restarted_alone(cluster: LocalCluster, tmp_path: Path) -> None:
+    run = new_run(cluster, tmp_path, train__steps=100_000, checkpoint__interval_steps=None)
+    (array,), _ = run.submit("--ranks-per-node", "1", "--time", "10", "--seeds", "42,43", "--no-preflight")
+    first, last = f"{array}_0", f"{array}_1"  # the last one's own id is the whole array's
+    assert cluster.job(last, "JobId") == str(array)
+    for seed in (42, 43):
+        run.seed(seed).wait_for_step(5)
+    cluster.run("scancel", "--batch", "--signal=USR1", last)
+    cluster.start_again_now(last)
+    stopped = run.seed(43).status()["checkpoint"]
+    run.seed(43).wait_for_step(stopped + 5)
+    assert (cluster.job(first), cluster.job(first, "Restarts")) == ("RUNNING", "0")
+    cluster.run("scancel", str(array))
+    for seed, task, attempts in ((42, first, {1}), (43, last, {1, 2})):
+        assert cluster.wait_for_state(task, ENDED, 60) == "CANCELLED"
+        records = read_metrics(run.seed(seed).folder / "metrics.jsonl")
+        assert [record["step"] for record in records] == list(range(1, len(records) + 1))
+        assert {record["attempt"] for record in records} == attempts
+
+
+def test_a_preempted_training_makes_room_and_comes_back(cluster: LocalCluster, tmp_path: Path) -> None:
+    run = new_run(cluster, tmp_path, train__steps=100_000, checkpoint__interval_steps=None)
+    (train,), _ = run.submit("--nodes", "2", "--ranks-per-node", "1", "--time", "10", "--no-preflight")
+    run.wait_for_step(5)
+    urgent = ("sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive", f"--output={tmp_path}/log")
+    other = int(cluster.run(*urgent, "--wrap=sleep 2").stdout)
+    assert cluster.wait_for_state(other, ENDED, 45) == "COMPLETED"  # the grace time is a minute
+    assert (cluster.job(train), cluster.job(train, "Restarts")) == ("PENDING", "1")
+    assert re.fullmatch(r"stopped at step \d+ by SIGTERM on rank \d; goes back .*", run.last_outcome() or "")
+    assert run.has_valid_checkpoint()
+    cluster.run("scancel", str(train))
 
 
 def test_scancel_leaves_a_valid_checkpoint_and_no_job(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -56,7 +94,7 @@ def test_scancel_leaves_a_valid_checkpoint_and_no_job(cluster: LocalCluster, tmp
     (train,), _ = run.submit(*SIZE, "--no-preflight")
     run.wait_for_step(5)
     cluster.run("scancel", str(train))
-    cluster.wait_until(lambda: run.status()["last_outcome"] is not None, 60, "the end is recorded")
+    cluster.wait_until(lambda: run.last_outcome() is not None, 60, "the end is recorded")
     assert cluster.wait_for_state(train, ENDED, 30) == "CANCELLED"
     assert run.has_valid_checkpoint()
     assert re.fullmatch(r"stopped \(SIGTERM on rank \d\)", run.status()["state"])  # the first that it reached
@@ -68,7 +106,7 @@ def test_scancel_leaves_a_valid_checkpoint_and_no_job(cluster: LocalCluster, tmp
     [
         (
             ("--partition", "nope"),
-            "Invalid partition name specified; choose one with --partition; there are: debug (2)",
+            "Invalid partition name specified; choose one with --partition; there are: debug (2), urgent (2)",
         ),
         (("--nodes", "4"), "Requested node configuration is not available; ask for less with --nodes, "),
         (("--nodes", "3"), "train.global_batch_size (8) is not a multiple"),

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launchers import preflight
-from launchers.preflight import Report, find_problems, find_warnings, look, sample_hash
-from orthros_train.config import Config
+from launchers import deadline, preflight
+from launchers.deadline import Deadline
+from launchers.preflight import Report, find_problems, find_warnings, input_paths, sample_hash, show
+from orthros_train.command_line import run_command
+from orthros_train.config import Config, config_to_yaml
 from orthros_train.training.ranks import start_ranks
-from tests.distributed import run_distributed
+from tests import distributed
+from tests.distributed import RankFailedError, run_distributed
 from tests.training.small_runs import small_config, write_corpus
 
 REPORT = Report(
@@ -56,6 +67,22 @@ def test_a_problem_names_its_node(rank: int, change: dict[str, object], problem:
     assert find_problems(reports) == [problem]
 
 
+def test_files_that_only_one_node_has_are_found() -> None:
+    more = {**REPORT.data, "d/extra.json": "1 bytes, cccc"}
+    assert find_problems([REPORTS[0], replace(REPORTS[2], data=more)]) == [
+        "node2: d/extra.json: 1 bytes, cccc, node1 sees no such file"
+    ]
+    assert find_problems([replace(REPORTS[0], data=more), REPORTS[2]]) == [
+        "node2: d/extra.json: no such file, node1 sees 1 bytes, cccc"
+    ]
+
+
+def test_a_run_without_files_is_not_said_to_see_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    for data, word in ((REPORT.data, "same"), ({}, "none"), ({"c": "unreadable: x"}, "differs")):
+        show([replace(REPORT, data=data)], [])
+        assert re.search(rf"shared +{word} ", capsys.readouterr().out)
+
+
 def test_a_slow_link_is_a_warning_that_names_both_ends() -> None:
     reports = [*REPORTS[:2], replace(REPORTS[2], receive_gib_per_second=1.0), REPORTS[3]]
     assert find_problems(reports) == []
@@ -72,8 +99,105 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "SEEN_SECONDS", 0.5)
 
 
+def look(config: Config) -> Report:
+    return preflight.look(config, start_ranks(60), Deadline(60, "starting"))
+
+
+def hang() -> None:
+    time.sleep(600)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def freeze() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def then(action: Callable[[], None], function: Callable[..., Any], rank: int) -> Callable[..., Any]:
+    """`function`, before which `rank` does something else."""
+
+    def wrapped(*arguments: Any, **options: Any) -> Any:
+        if os.environ["RANK"] == str(rank):
+            action()
+        return function(*arguments, **options)
+
+    return wrapped
+
+
+HERE = re.escape(socket.gethostname())
+LOST = "the ranks do not meet or lose each other"
+BROKEN: dict[str, tuple[str, Callable[[], None], int, str]] = {
+    # where, what, on which rank, and a line that is printed
+    "a hung mount": (
+        "sample_hash", hang, 1, rf"{HERE}, rank 1: not done after 4 s: reading \S+corpus\.manifest\.json"
+    ),
+    "a rank that cannot even be killed": (
+        "sample_hash", freeze, 1,
+        rf"{HERE}, rank 0: not done after 4 s: waiting for others \(busy or stuck: rank 1 on {HERE}\)",
+    ),
+    "rank 0 hangs": (
+        "check_folder", hang, 0, rf"{HERE}, rank 0: not done after 4 s: looking at the run's folder \S+run"
+    ),
+    "a rank dies": ("sample_hash", die, 1, rf"{HERE}: {LOST}, .+ \(ended: rank 1 on {HERE}; .*\)"),
+    "rank 0 dies": ("measure_bandwidth", die, 0, rf"{HERE}: {LOST}, .+ \(ended: rank 0 on {HERE}; .*\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_rank_that_hangs_or_dies_ends_it_in_time_with_its_name(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], case: str
+) -> None:
+    place, action, rank, line = BROKEN[case]
+    (tmp_path / "c.yaml").write_text(config_to_yaml(config))
+    monkeypatch.setattr(preflight, place, then(action, getattr(preflight, place), rank))
+    monkeypatch.setattr(preflight, "DEADLINE_SECONDS", 4.0)
+    monkeypatch.setattr(preflight.sys, "argv", ["preflight.py", str(tmp_path / "c.yaml")])
+    monkeypatch.setattr(distributed, "GRACE_SECONDS", 2.0)
+    monkeypatch.setattr(deadline, "GRACE_SECONDS", 0.5)
+    started = time.monotonic()
+    with pytest.raises(RankFailedError):
+        run_distributed(lambda: os._exit(code_of(preflight.run)), 2, process_group=False, timeout_seconds=40)
+    assert time.monotonic() - started < 12
+    errors = [error for error in capfd.readouterr().err.splitlines() if not error.startswith("[W")]
+    assert any(re.fullmatch(f"error: {line}", error) for error in errors), errors
+    assert all(error.startswith(f"error: {socket.gethostname()}") for error in errors), errors
+
+
+def code_of(command: Callable[[], int]) -> int:
+    """The exit code of a command."""
+    try:
+        run_command(command)
+    except SystemExit as end:
+        sys.stderr.flush()
+        return int(str(end.code))
+
+
+def test_what_fine_tuning_reads_is_looked_at(config: Config, tmp_path: Path) -> None:
+    for name in ("chats.jsonl", "eval.jsonl", "chat.jinja", "set/a.arrow", "model/config.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    values = config.model_dump(mode="json")
+    values["task"] = "sft"
+    values["data"]["train"] = []
+    values["data"]["sft"] = {
+        "train": [{"path": str(tmp_path / "chats.jsonl")}, {"dataset": str(tmp_path / "set")}, {"dataset": "a/hub"}],
+        "validation": [{"path": str(tmp_path / "eval.jsonl")}],
+        "chat_template": str(tmp_path / "chat.jinja"),
+    }
+    tuning = Config.model_validate(values).model_copy(update={"init_from": str(tmp_path / "model")})
+    tokenizer = config.tokenizer.model_copy(update={"path": str(tmp_path / "t.model")})
+    names = ["chats.jsonl", "set", "eval.jsonl", "chat.jinja", "t.model", "model"]
+    paths = input_paths(tuning.model_copy(update={"tokenizer": tokenizer}))
+    assert paths == [tmp_path / name for name in names]
+    seen = preflight.data_fingerprints(tuning, Deadline(60, "reading"))
+    assert str(tmp_path / "model" / "config.json") in seen
+    assert str(tmp_path / "set" / "a.arrow") in seen
+
+
 def test_ranks_see_each_other(config: Config) -> None:
-    reports = run_distributed(lambda: look(config, start_ranks(60)), 2)
+    reports = run_distributed(lambda: look(config), 2)
     assert find_problems(reports) == []
     assert [report.rank for report in reports] == [0, 1]
     assert reports[0].receive_gib_per_second > 0
@@ -86,7 +210,7 @@ def test_a_folder_that_is_not_shared_is_found(config: Config, tmp_path: Path) ->
     def elsewhere() -> Report:
         ranks = start_ranks(60)
         own = config.model_copy(update={"output_dir": str(tmp_path / f"disk{ranks.rank}")})
-        return look(own, ranks)
+        return preflight.look(own, ranks, Deadline(60, "starting"))
 
     first, second = run_distributed(elsewhere, 2)
     assert first.folder_problem is None
@@ -97,7 +221,7 @@ def test_a_folder_that_is_not_shared_is_found(config: Config, tmp_path: Path) ->
 def test_a_folder_that_cannot_be_written_is_found(config: Config, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     blocked = config.model_copy(update={"output_dir": str(tmp_path / "file")})
-    (report,) = run_distributed(lambda: look(blocked, start_ranks(60)), 1)
+    (report,) = run_distributed(lambda: look(blocked), 1)
     assert "cannot write in" in (report.folder_problem or "")
 
 

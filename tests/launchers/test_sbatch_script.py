@@ -108,17 +108,83 @@ def test_a_container_holds_everything_but_slurms_own_commands() -> None:
     script = training_script(replace(PLAIN, container="an image.sif", gpus_per_node=2))
     inside = "apptainer exec --nv --bind \"$PWD\" 'an image.sif'"
     assert f'srun --wait="$stop_seconds" {inside} torchrun' in script
-    assert script.count(f"{inside} python launchers/attempt.py") == 2
+    assert f'record() {{ {inside} python launchers/attempt.py "$@"' in script
     assert not re.search(r"^python ", script, flags=re.MULTILINE)
     assert f"{inside} python tools/export_hf.py" in export_script(
         replace(PLAIN, container="an image.sif", gpus_per_node=2)
     )
 
 
+def life(script: str, folder: Path, *, end: int, srun: str = "exit 0", scontrol: str = "exit 0") -> tuple[int, str]:
+    """A script's exit code and what it called, one line each, with stand-ins for all that it calls."""
+    (folder / ".venv/bin").mkdir(parents=True)
+    (folder / ".venv/bin/activate").touch()
+    programs = {
+        "python": f'echo "record ${{*:2}}" >> calls; [ "$2" != end ] || exit {end}',
+        "srun": f'echo "${{*:9}} limit ${{SLURM_TIMELIMIT:-none}}" >> calls; {srun}',
+        "scontrol": f'[ "$1" != show ] || exit 0; echo "scontrol $*" >> calls; {scontrol}',
+        "sleep": "true",
+    }
+    for name, body in programs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
+    task = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1", "SLURM_CPUS_PER_TASK": "1"}
+    done = subprocess.run(
+        ["bash", "-c", script.replace("module load cuda\n", "").replace("my env", ".venv")],
+        env={**os.environ, **task, "SLURM_SUBMIT_DIR": str(folder), "PATH": f"{folder}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    called = (folder / "calls").read_text()
+    options = r" --(ranks-per-node|restart-limit) \d+| configs/demo.yaml .*?(?= limit|$)"
+    return done.returncode, re.sub(options, "", called, flags=re.MULTILINE)
+
+
+BEGUN = "record begin\nlaunchers/preflight.py limit 2\n"
+TRAINED = "launchers/torchrun_rank.py limit none\n"
+
+
+def test_a_job_that_is_done(tmp_path: Path) -> None:
+    assert life(training_script(FULL), tmp_path, end=0) == (0, f"{BEGUN}{TRAINED}record end\n")
+
+
+def test_a_job_goes_back_into_the_queue_by_the_id_of_its_task(tmp_path: Path) -> None:
+    ended = f"{BEGUN}{TRAINED}record end\n"
+    assert life(training_script(FULL), tmp_path, end=75) == (75, f"{ended}scontrol requeue 7_1\n")
+
+
+def test_a_controller_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
+    once = '[ "$(grep --count scontrol calls)" -gt 2 ]'
+    code, called = life(training_script(FULL), tmp_path, end=75, scontrol=once)
+    assert (code, called.count("scontrol requeue 7_1"), "not-requeued" in called) == (75, 3, False)
+
+
+def test_a_job_that_slurm_does_not_take_back_says_so(tmp_path: Path) -> None:
+    code, called = life(training_script(FULL), tmp_path, end=75, scontrol="exit 1")
+    assert (code, called.count("scontrol requeue")) == (0, 5)  # the code of the stand-in for attempt.py
+    assert called.endswith("scontrol requeue 7_1\nrecord not-requeued\n")
+
+
+def test_a_failed_preflight_is_recorded_and_nothing_trained(tmp_path: Path) -> None:
+    code, called = life(training_script(FULL), tmp_path, end=1, srun="exit 1")
+    assert (code, called) == (1, f"{BEGUN}record end --preflight-failed\n")
+
+
+def test_a_signal_is_heard_while_the_preflight_runs(tmp_path: Path) -> None:
+    to_the_script = "kill -USR1 $(cut --delimiter=' ' --fields=4 /proc/$PPID/stat); /bin/sleep 0.2"
+    code, called = life(training_script(FULL), tmp_path, end=75, srun=to_the_script)
+    assert code == 75
+    assert called.startswith(f"{BEGUN}record end --signalled\n")
+
+
 def test_the_later_jobs_work_on_what_the_first_made() -> None:
     export, evaluate = export_script(PLAIN), evaluation_script(PLAIN, "recall")
     assert 'python tools/export_hf.py --checkpoint "$run" --output "$run/model"' in export
-    assert 'evaluation.run --model "$run/model" --suite recall --output "$run/evaluation"/recall' in evaluate
+    assert 'evaluation.run --model "$run/model" --output "$run/evaluation"/recall --suite recall\n' in evaluate
+    on_gpu = evaluation_script(FULL, "recall", ["--data-dir", "my mirror"])
+    assert "--suite recall --device cuda --data-dir 'my mirror'\n" in on_gpu
     assert "--nodes=1" in options(export)
     assert "--gpus-per-node=1" in options(evaluation_script(FULL, "recall"))
     assert "--gpus-per-node=1" not in options(export_script(FULL))

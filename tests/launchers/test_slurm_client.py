@@ -106,3 +106,20 @@ def test_states(answers: Answer) -> None:
 def test_why_a_job_waits(answers: Answer, reason: str, shown: str | None) -> None:
     answers("scontrol", stdout=f"JobId=7 JobState=PENDING Reason={reason} Dependency=(null)")
     assert slurm_client.waiting_reason(7) == shown
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        ("90", 5400), ("90:30", 5430), ("1:30:00", 5400), ("1-12", 129_600), ("1-12:30", 131_400), ("0-00:05:00", 300),
+        ("2-00:00:01", 172_801), ("UNLIMITED", None),
+    ],
+)  # fmt: skip
+def test_a_time_limit_as_sbatch_reads_it(limit: str, seconds: int | None) -> None:
+    assert slurm_client.limit_seconds(limit) == seconds
+
+
+@pytest.mark.parametrize("limit", ["", "2h", "1:2:3:4", "1-2:3:4:5", "-5"])
+def test_no_time_limit(limit: str) -> None:
+    with pytest.raises(InputError, match=f"--time {limit}: write minutes, HH:MM:SS or D-HH:MM:SS"):
+        slurm_client.limit_seconds(limit)

@@ -95,6 +95,10 @@ def test_each_seed_is_exported_after_its_own_training(
         (["--venv", "a", "--container", "b"], "--venv and --container exclude each other"),
         (["output_dir=a b"], "holds a space or %"),
         (["train.stepz=1"], "did you mean train.steps?"),
+        (["--time", "6", "--stop-seconds", "300"], "--time 6 leaves no time to train: the job is stopped 300 s before"),
+        (["--time", "5h"], "--time 5h: write minutes"),
+        (["--evaluate", "recal"], "did you mean recall"),
+        (["--evaluate", "recall --limitt 3"], "--limitt"),
         (["--nodes", "0"], "--nodes: must be at least 1"),
     ],
 )
@@ -130,3 +134,41 @@ def test_a_second_job_for_a_run_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(slurm_client, "job_states", lambda jobs: dict.fromkeys(jobs, "COMPLETED"))
     submit.main([DEMO, f"output_dir={tmp_path}/run"])
     assert len(slurm.submitted) == 1
+
+
+def test_a_later_job_that_would_find_its_output_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slurm = Slurm(monkeypatch)
+    model = tmp_path / "run" / "seed_2" / "model"
+    model.mkdir(parents=True)
+    command = [DEMO, f"output_dir={tmp_path}/run", "--seeds", "1,2"]
+    assert submit.main([*command, "--export", "--print"]) == 0  # shows what an empty folder does not hinder
+    (model / "config.json").touch()
+    with pytest.raises(InputError, match="seed_2/model is there already, from an earlier export: move it away"):
+        submit.main([*command, "--export"])
+    assert slurm.submitted == []
+    submit.main(command)
+    assert len(slurm.submitted) == 1
+
+
+def test_submitting_again_takes_a_stop_file_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    Slurm(monkeypatch)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "stop_requested").touch()
+    submit.main([DEMO, f"output_dir={tmp_path}/run"])
+    assert not (tmp_path / "run" / "stop_requested").exists()
+
+
+def test_a_container_sees_what_the_run_reads_and_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, far = tmp_path / "repository", tmp_path / "far"
+    for folder in (here, far / "corpora", far / "text"):
+        folder.mkdir(parents=True)
+    (here / "data").symlink_to(far / "corpora")
+    monkeypatch.chdir(here)
+    data = f"data.train=[{{prefix: data/corpus}}, {{prefix: {far}/text/corpus}}, {{prefix: here/corpus}}]"
+    submit.main([DEMO, data, f"output_dir={tmp_path}/scratch/run", "--container", "image.sif", "--print"])
+    binds = f"--bind {tmp_path}/scratch/run --bind {far}/corpora --bind {far}/text image.sif"
+    assert f'apptainer exec --bind "$PWD" {binds} torchrun' in capsys.readouterr().out

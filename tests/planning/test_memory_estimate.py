@@ -21,12 +21,12 @@ from .stage_runs import layout_config, running_stage, small_model
 
 TRANSFORMER = {"architecture": "transformer"}
 ZERO_STAGES = [  # precision, ZeRO stage; bytes a parameter of weights, gradients, master weights, moments of 4 replicas
-    ("bf16", 1, (2, 4, 1, 2)),
+    ("bf16", 1, (2, 6, 1, 2)),
     ("bf16", 2, (2, 1, 1, 2)),
     ("bf16", 3, (0.5, 1, 1, 2)),
     ("fp32", 1, (4, 4, 1, 2)),
     ("fp32", 2, (4, 1, 1, 2)),
-    ("fp32", 3, (1, 1, 0, 2)),
+    ("fp32", 3, (1, 1, 1, 2)),
 ]
 
 

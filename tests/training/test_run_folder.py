@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from torch.utils.tensorboard.writer import SummaryWriter  # noqa: F401  the module that the run imports lazily
 
 from orthros_train.config import load_config, orthros_config
-from orthros_train.data import PretrainingData, load_tokenizer
+from orthros_train.data import PretrainingData, load_tokenizer, storage
 from orthros_train.errors import InputError
 from orthros_train.model.flops import forward_flops, palm_flops_per_token
 from orthros_train.training.loop import train
@@ -300,3 +301,17 @@ def test_a_failed_second_start_leaves_the_status_of_a_running_one(tmp_path: Path
     run_distributed(second_start, 1, process_group=False)
     assert running.read_status() == {"state": "running", "exit_code": None, "step": 3, "attempt": 1, "reason": None}
     running.release()
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_a_file_system_without_locks_is_a_warning(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], locks: bool
+) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    if not locks:
+        monkeypatch.setattr(storage.fcntl, "flock", refuse)
+    assert run(small_config(tmp_path / "run", corpus)) == 0
+    shown = capfd.readouterr()
+    assert ("offers no locks" in " ".join((shown.out + shown.err).split())) is not locks

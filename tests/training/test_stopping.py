@@ -116,6 +116,23 @@ def test_stop_file(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
     assert run(config, 2) == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "added"),
+    [("launcher: SIGTERM to torchrun on node1\n", " (launcher: SIGTERM to torchrun on node1)"), (" \n", ""),
+     ("power cut\nat noon", " (power cut at noon)"), ("x" * 5000, f" ({'x' * 200})")],
+    ids=["launcher", "blank", "person", "long"],
+)  # fmt: skip
+def test_what_the_stop_file_says_is_in_the_reason(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, text: str, added: str
+) -> None:
+    config = small_config(tmp_path / "run", corpus)
+    file = tmp_path / "run" / STOP_FILE
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_one_step", then(lambda: file.write_text(text) and None, loop._one_step, 3, rank=0))
+        assert run(config, 2) == STOPPED
+    assert status(config)["reason"] == f"the file stop_requested{added}"
+
+
 def test_stop_file_left_over_from_before_is_removed(tmp_path: Path, corpus: Path) -> None:
     config = small_config(tmp_path / "run", corpus)
     (tmp_path / "run").mkdir()
