@@ -146,9 +146,9 @@ def show(
         f"assumed: {gpu} with {machines.memory_gib:g} GiB of which {machines.reserved_gib:g} stay free, "
         f"{machines.peak_flops / 1e12:g} TFLOP/s at {machines.efficiency:.0%}; {machines.node_gb_per_second:g} GB/s "
         f"a GPU inside a node, {machines.network_gb_per_second:g} GB/s between nodes; half of the data axis's "
-        "traffic hides behind compute, the rest does not; tensor parallelism with parallel.sequence, inside a node; KV: "
-        f"keys and values of micro rows of {train.sequence_length:,} tokens, of one layer where it recomputes; a cache in "
-        "use has those of all layers",
+        "traffic hides behind compute, the rest does not; tensor parallelism with parallel.sequence, inside a node; "
+        f"KV: keys and values of micro rows of {train.sequence_length:,} tokens, of one layer where it recomputes; a "
+        "cache in use has those of all layers",
         soft_wrap=True,
     )
 
