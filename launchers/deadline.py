@@ -46,6 +46,7 @@ class Deadline:
             yield
         finally:
             timer.cancel()
+            timer.join()  # or it may be the last to hold the process groups, whose destructor aborts at the exit
 
     def wait_for_all(self, ranks: Ranks) -> None:
         """Until every rank is here; collective."""
