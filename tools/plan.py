@@ -1,7 +1,7 @@
 """List the layouts of a run that fit a number of GPUs, fastest first, with the reason.
 
 Parameters, memory by part, FLOPs and bytes sent are counted as --dry-run counts them; the time of a step is a model
-(orthros_train/layout_search.py) that orders layouts and is no forecast. Every assumption is printed.
+(orthros_train/planning/layout_search.py) that orders layouts and is no forecast. Every assumption is printed.
 """
 
 from __future__ import annotations
@@ -146,7 +146,9 @@ def show(
         f"assumed: {gpu} with {machines.memory_gib:g} GiB of which {machines.reserved_gib:g} stay free, "
         f"{machines.peak_flops / 1e12:g} TFLOP/s at {machines.efficiency:.0%}; {machines.node_gb_per_second:g} GB/s "
         f"a GPU inside a node, {machines.network_gb_per_second:g} GB/s between nodes; half of the data axis's "
-        "traffic hides behind compute, the rest does not; tensor parallelism with parallel.sequence, inside a node",
+        "traffic hides behind compute, the rest does not; tensor parallelism with parallel.sequence, inside a node; "
+        f"KV: keys and values of micro rows of {train.sequence_length:,} tokens, of one layer where it recomputes; a "
+        "cache in use has those of all layers",
         soft_wrap=True,
     )
 

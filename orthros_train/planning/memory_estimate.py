@@ -43,7 +43,7 @@ def memory_parts(config: Config, model: OrthrosConfig, stage: Stage, world_size:
         InputError: the world or the global batch does not divide as the layout needs.
     """
     parts = _state_parts(config, stage, world_size)
-    parts.append(_activation_part(config, model, stage, gradient_accumulation_steps(config, world_size)))
+    parts += _activation_parts(config, model, stage, gradient_accumulation_steps(config, world_size))
     if stage.stages > 1:
         parts.append(_boundary_part(config, model, stage, gradient_accumulation_steps(config, world_size)))
     if stage.is_last:
@@ -117,16 +117,35 @@ def _state_parts(config: Config, stage: Stage, world_size: int) -> list[Part]:
     ]
 
 
-def _activation_part(config: Config, model: OrthrosConfig, stage: Stage, micro_batches: int) -> Part:
+def _activation_parts(config: Config, model: OrthrosConfig, stage: Stage, micro_batches: int) -> list[Part]:
+    """What autograd keeps: the base stream's keys and values, as a cache would hold them, and all the rest."""
     train, in_flight = config.train, stage.micro_batches_in_flight(micro_batches)
     kept = "one tensor a layer, and one layer in full" if train.activation_checkpointing else "what backward reads"
     kernel = ", and eager's score matrices besides (not counted)" if model.attention_kernel == "eager" else ""
     flight = "; as many micro-batches in flight as stages from here on, or as a step has" if stage.stages > 1 else ""
-    return Part(
-        "activations",
-        activation_bytes(config, model, stage, in_flight),
-        f"{train.micro_batch_size} x {train.sequence_length} base tokens: {kept}{kernel}{flight}",
-    )
+    tokens = f"{train.micro_batch_size} x {train.sequence_length} base tokens"
+    layers = min(len(stage.layers), 1) if train.activation_checkpointing else in_flight * len(stage.layers)
+    keys_and_values = layers * kv_layer_bytes(config, model)
+    return [
+        Part(
+            "activations",
+            activation_bytes(config, model, stage, in_flight) - keys_and_values,
+            f"{tokens}: {kept}{kernel}{flight}",
+        ),
+        Part(
+            "KV",
+            keys_and_values,
+            f"keys and values of {tokens}, of {'one layer' if train.activation_checkpointing else 'each layer'}; in "
+            "use, a cache of this batch and context takes that of each layer",
+        ),
+    ]
+
+
+def kv_layer_bytes(config: Config, model: OrthrosConfig) -> int:
+    """Keys and values of one layer on one rank for a micro-batch."""
+    _, groups, d = model.head_shape
+    tokens = config.train.micro_batch_size * config.train.sequence_length
+    return 2 * tokens * groups // config.parallel.tensor * d * BYTES[config.precision]
 
 
 def _boundary_part(config: Config, model: OrthrosConfig, stage: Stage, micro_batches: int) -> Part:
@@ -180,11 +199,11 @@ def _layer_bytes(config: Config, model: OrthrosConfig, stage: Stage, is_last: bo
         cut += 2 * base * D if through != base else 0
         cut += queried * D if queried != through else 0
     affine = 1 if model.query_affine == "elementwise" else 0
-    attention = 2 * base * G * d + (3 + affine) * queried * H * d
+    attention = (3 + affine) * queried * H * d
     norms = _norm_bytes(D, (through + queried) // shards, element)
     if model.qk_norm:  # what comes out is counted as Q and K already
         norms += (queried * H + base * G) * d * (FP32_BYTES + element)
-    return norms + element * (cut + attention + 4 * queried * F)
+    return norms + kv_layer_bytes(config, model) + element * (cut + attention + 4 * queried * F)
 
 
 def _norm_bytes(width: int, tokens: int, element: int) -> int:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -163,6 +164,19 @@ def test_a_rank_that_hangs_or_dies_ends_it_in_time_with_its_name(
     errors = [error for error in capfd.readouterr().err.splitlines() if not error.startswith("[W")]
     assert any(re.fullmatch(f"error: {line}", error) for error in errors), errors
     assert all(error.startswith(f"error: {socket.gethostname()}") for error in errors), errors
+
+
+@pytest.mark.evidence
+def test_a_sound_preflight_ends_well_under_torchrun(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(config_to_yaml(config))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    command = [*torchrun, "launchers/preflight.py", str(tmp_path / "c.yaml")]
+    root = Path(__file__).parents[2]
+    for _ in range(3):  # at exit, threads that still held a process group aborted four of five
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "all-reduce over 4 ranks" in done.stdout
+        assert "terminate called" not in done.stderr
 
 
 def code_of(command: Callable[[], int]) -> int:

@@ -160,6 +160,23 @@ def test_zero_stages_share_among_replicas_what_they_promise(
         assert found[name] == pytest.approx(expected * stage.parameters, rel=1e-3), name
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 2}, {**TRANSFORMER, "base_window": None}], ids=str)
+def test_keys_and_values_are_those_of_a_real_cache(changes: dict[str, Any], precision: str) -> None:
+    config = layout_config(precision, **changes)
+    model, train = small_model(config), config.train
+    module = OrthrosForCausalLM(model).to(torch.bfloat16 if precision == "bf16" else torch.float32)
+    ids = torch.randint(0, model.vocab_size, (train.micro_batch_size, train.sequence_length))
+    with torch.no_grad():
+        _, cache = module.prefill(ids)
+    layers = range(model.num_hidden_layers)
+    assert sizes(config, 1)["KV"] == sum(cache.keys(layer).nbytes + cache.values(layer).nbytes for layer in layers)
+    shared = layout_config(precision, tensor=2, **changes)
+    assert sizes(shared, 2)["KV"] == sizes(config, 1)["KV"] // 2
+    again = layout_config(precision, checkpointing=True, **changes)
+    assert sizes(again, 1)["KV"] == sizes(config, 1)["KV"] // model.num_hidden_layers
+
+
 def test_activations_and_logits_do_not_depend_on_the_replicas() -> None:
     one, many = sizes(layout_config("bf16"), 1), sizes(layout_config("bf16"), 8)
     assert one["activations"] == many["activations"]

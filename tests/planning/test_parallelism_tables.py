@@ -27,7 +27,7 @@ ROWS = [
     (8, f"parallel.zero_stage=1 {TP}=8 {SP}"),
     (512, f"train.micro_batch_size=1 parallel.zero_stage=1 {TP}=8 {SP} {PP}=4"),
 ]
-MEMORY = ("weights", "gradients", "master weights", "Adam moments", "activations", "boundaries", "logits")
+MEMORY = ("weights", "gradients", "master weights", "Adam moments", "activations", "KV", "boundaries", "logits")
 SENT = ("tensor", "pipeline", "data")
 
 

@@ -23,6 +23,10 @@ def test_the_best_layout_is_printed_as_options(
     assert code == 0
     assert "1,298,954,240 parameters" in stdout
     assert "assumed: H100 with 80 GiB of which 8 stay free" in stdout
+    (heading,) = [line for line in stdout.splitlines() if line.split()[:2] == ["tensor", "pipeline"]]
+    assert "gradients" in heading
+    assert " KV " in heading
+    assert "KV: keys and values of micro rows of 2,048 tokens" in stdout
     assert "3: " in stdout
     assert "4: " not in stdout
     load_config(Path(CONFIG), stdout.splitlines()[-1].split())
