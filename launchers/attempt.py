@@ -38,15 +38,14 @@ from orthros_train.command_line import CommandParser, count, positive_int, run_c
 from orthros_train.config import gradient_accumulation_steps, load_config
 from orthros_train.errors import InputError
 from orthros_train.launch_environment import environment_number
+from orthros_train.launch_protocol import BAD_INPUT, DONE, FAILED, LAUNCHER, STOP_FILE, STOPPED
 
 EXAMPLES = """\
   python launchers/attempt.py begin --ranks-per-node 8 configs/orthros_1.3b.yaml
   python launchers/attempt.py end --restart-limit 20 --signalled configs/orthros_1.3b.yaml"""
-DONE, FAILED, BAD_INPUT, AGAIN = 0, 1, 2, 75
+AGAIN = STOPPED
 OWN_STOPS = ("the wall-clock limit", "SIGTERM")  # how a reason in status.json begins where no person wanted the end
 AGAIN_WORDS = "goes back into the queue"
-STOP_FILE = "stop_requested"
-LAUNCHER = "launcher: "  # how its text begins where no person wrote it
 FRUITLESS_STARTS = 3  # so many in a row without a new checkpoint are enough
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
@@ -249,7 +248,7 @@ def decide(
         return BAD_INPUT, f"refused: {started.reason}"
     if started is not None and started.state == "stopped":
         story = f"stopped at step {started.step} by {started.reason}"
-        wanted = signalled or (started.reason or "").startswith(OWN_STOPS)
+        wanted = not _a_persons(started.reason or "") and (signalled or (started.reason or "").startswith(OWN_STOPS))
     elif started is not None:
         died = started.reason or "the ranks died without a word: see the log above"
         story = f"failed after step {max(started.step, checkpoint)}: {died}"
@@ -262,10 +261,16 @@ def decide(
         story, wanted = "the training did not start: see the log above", False
     if terminated:
         return FAILED, f"{story}; the job was ended from outside, SLURM decides whether it comes back"
-    refusal = _no_restart(wanted, fruitless, restarts_left)
+    preempted = started is not None and (started.reason or "").startswith("SIGTERM")  # raising --time would not help
+    refusal = _no_restart(wanted, 0 if preempted else fruitless, restarts_left)
     if refusal is not None:
         return FAILED, f"{story}; not started again{refusal}"
     return AGAIN, f"{story}; {AGAIN_WORDS} ({restarts_left} restarts left)"
+
+
+def _a_persons(reason: str) -> bool:
+    """Whether a person's stop file is the reason, however many signals came after it."""
+    return STOP_FILE in reason and f"({LAUNCHER}" not in reason
 
 
 def _no_restart(wanted: bool, fruitless: int, restarts_left: int) -> str | None:

@@ -32,7 +32,7 @@ EXAMPLES = """\
   python launchers/submit.py configs/orthros_130m.yaml --gpus-per-node 8 --seeds 42,43,44 train.steps=2000
   python launchers/submit.py configs/demo.yaml --nodes 2 --ranks-per-node 2 --shell-line 'module load python'
 
-`touch outputs/RUN/stop_requested` stops a training for good, with a checkpoint; scancel ends it at once."""
+`echo stop > outputs/RUN/stop_requested` stops a training for good, with a checkpoint; scancel ends it at once."""
 
 
 START_SECONDS = 120  # of a job: meeting, preflight, reading the checkpoint
@@ -200,13 +200,13 @@ def check_time(limit: str | None, stop_seconds: int) -> None:
 
 
 def check_outputs(settings: JobSettings, kinds: Collection[str]) -> None:
-    """Raise InputError where a later job would find its output there already, after days of training."""
+    """Raise InputError where the export would find a model there already, after days of training."""
     for run in runs(settings):
-        for kind, output in (("export", run / "model"), ("evaluate", run / "evaluation")):
-            if kind in kinds and output.is_dir() and any(output.iterdir()):
-                raise InputError(
-                    f"{output} is there already, from an earlier {kind}: move it away, or submit without --{kind}"
-                )
+        model = run / "model"
+        if "export" in kinds and model.is_dir() and any(model.iterdir()):
+            raise InputError(
+                f"{model} is there already, from an earlier export: move it away, or submit without --export"
+            )
 
 
 def runs(settings: JobSettings) -> list[Path]:

@@ -23,20 +23,20 @@ from types import FrameType
 
 import psutil
 
-from launchers.attempt import LAUNCHER, STOP_FILE, refuse_second_launch
+from launchers.attempt import refuse_second_launch
 from launchers.run_records import Status, read_status
 from launchers.torchrun_rank import CODES_VARIABLE
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.config import load_config
 from orthros_train.errors import InputError
 from orthros_train.launch_environment import MPI_SIZES, SRUN_SIZE, environment_number
+from orthros_train.launch_protocol import BAD_INPUT, FAILED, LAUNCHER, STOP_FILE
 
 EXAMPLES = """\
   python launchers/supervise.py configs/demo.yaml train.steps=100 -- torchrun --standalone --nproc-per-node 2
 
 The rank's program and the run's arguments are added to the launcher's command. launchers/torchrun.sh, mpirun.sh and
 deepspeed.sh call this."""
-DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 75
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 REPEAT_SECONDS = 1.0  # a file from before the ranks started does not count, so it is made again and again
 LAST_SECONDS = 5.0  # after a second Ctrl-C

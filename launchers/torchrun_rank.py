@@ -12,9 +12,9 @@ import os
 from orthros_train.__main__ import run
 from orthros_train.command_line import run_command
 from orthros_train.errors import InputError
+from orthros_train.launch_protocol import BAD_INPUT, STOPPED
 
 CODES_VARIABLE = "ORTHROS_RANK_CODES"  # the file on this machine to which each rank adds a line, its exit code
-BAD_INPUT, STOPPED = 2, 75
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ import torch
 
 from orthros_train.config import Config
 from orthros_train.errors import InputError
+from orthros_train.launch_protocol import BAD_INPUT, DONE, FAILED, STOPPED
 from orthros_train.training.batches import BatchLoader
 from orthros_train.training.engine import StepResult
 from orthros_train.training.evaluation import evaluate, finish_evaluation
@@ -33,7 +34,6 @@ from orthros_train.training.suites import OpenSuites
 from orthros_train.training.watchdog import Watchdog
 from orthros_train.training.window_schedule import base_window, scheduled_window
 
-EXIT_DONE, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_STOPPED = 0, 1, 2, 75
 SKIPPED = StepResult(loss=float("nan"), grad_norm=float("nan"), applied=False)
 
 
@@ -62,22 +62,22 @@ def train(config: Config, command: Sequence[str], open_suites: OpenSuites | None
             with watchdog:
                 return _run_attempt(config, command, attempt, stop, watchdog, open_suites)
         except TrainingFailureError as failure:
-            attempt.fail(EXIT_FAILED, str(failure))
+            attempt.fail(FAILED, str(failure))
             if ranks.is_main:
                 print(f"error: {failure}", file=sys.stderr)
-            return EXIT_FAILED
+            return FAILED
         except FolderBusyError:
             raise  # the folder belongs to the other process
         except InputError as error:
-            attempt.fail(EXIT_BAD_INPUT, str(error))
+            attempt.fail(BAD_INPUT, str(error))
             raise
         except BaseException as error:
             lost = lost_rank(error, ranks.rank, attempt.moment, ranks.peers.missing)
-            attempt.fail(EXIT_FAILED, lost or f"{type(error).__name__}: {error}")
+            attempt.fail(FAILED, lost or f"{type(error).__name__}: {error}")
             if lost is None:
                 raise
             print(f"error: {lost}", file=sys.stderr)  # by every rank: the first may be the one that was lost
-            return EXIT_FAILED
+            return FAILED
         finally:
             folder.release()
 
@@ -138,9 +138,9 @@ def _run_attempt(
     run.close()
     if reason is not None:
         run.report.say(f"stopped after step {run.progress.step}: {reason}")
-        return attempt.end_together("stopped", EXIT_STOPPED, reason)
+        return attempt.end_together("stopped", STOPPED, reason)
     run.report.say(f"done: {run.progress.step} steps in {config.output_dir}")
-    return attempt.end_together("done", EXIT_DONE)
+    return attempt.end_together("done", DONE)
 
 
 def _set_determinism(config: Config) -> None:

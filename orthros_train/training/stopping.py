@@ -18,9 +18,9 @@ from types import FrameType
 
 import psutil
 
+from orthros_train.launch_protocol import STOP_FILE
 from orthros_train.training.ranks import Ranks
 
-STOP_FILE = "stop_requested"
 FLAG = "orthros_train/stop"
 REASONS = ("none", "SIGTERM", "SIGUSR1", "SIGINT", "the wall-clock limit", f"the file {STOP_FILE}")
 _SIGNAL_CODES = {signal.SIGTERM: 1, signal.SIGUSR1: 2, signal.SIGINT: 3}

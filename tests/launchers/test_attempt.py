@@ -31,18 +31,22 @@ def status(state: str, exit_code: int | None = None, reason: str | None = None, 
 
 
 FILE = "the file stop_requested"
+USR1 = f"{FILE} (launcher: USR1, before the time limit)"
 
 
 @pytest.mark.parametrize(
     ("now", "checkpoint", "options", "code", "words"),
     [
         (status("done", 0), 60, {}, DONE, "done: 57 steps"),
-        (status("stopped", 75, FILE), 57, {"signalled": True}, AGAIN, "goes back into the queue (18 restarts left)"),
+        (status("stopped", 75, USR1), 57, {"signalled": True}, AGAIN, "goes back into the queue (18 restarts left)"),
+        (status("stopped", 75, FILE), 57, {"signalled": True}, FAILED, "not started again"),
+        (status("stopped", 75, f"{FILE} (power cut at noon)"), 57, {"signalled": True}, FAILED, "not started again"),
+        (status("stopped", 75, "SIGTERM on rank 0"), 40, {"fruitless": 3}, AGAIN, "goes back"),
         # the file was written by a person: they wanted an end
         (status("stopped", 75, FILE), 57, {}, FAILED, "by the file stop_requested; not started again"),
         (status("stopped", 75, "the wall-clock limit"), 57, {}, AGAIN, "goes back"),
         (status("stopped", 75, "SIGTERM on rank 0"), 57, {"terminated": True}, FAILED, "SLURM decides"),
-        (status("stopped", 75, FILE), 57, {"signalled": True, "restarts_left": 0}, FAILED, "limit of restarts"),
+        (status("stopped", 75, USR1), 57, {"signalled": True, "restarts_left": 0}, FAILED, "limit of restarts"),
         (status("failed", 2, "output_dir holds another run"), 40, {}, BAD_INPUT, "refused: output_dir holds"),
         # a failure is tried again only if it got further than the last time
         (status("failed", 1, "peer lost"), 50, {}, AGAIN, "failed after step 57: peer lost; goes back"),
@@ -62,8 +66,8 @@ FILE = "the file stop_requested"
         (None, 0, {"preflight_failed": True, "fruitless": 3}, FAILED, "3 starts in a row without a new checkpoint"),
         (None, 0, {"preflight_failed": True, "signalled": True}, AGAIN, "asked to stop before"),
         # nothing is gained by starting again and again
-        (status("stopped", 75, FILE), 40, {"signalled": True, "fruitless": 2}, AGAIN, "goes back"),
-        (status("stopped", 75, FILE), 40, {"signalled": True, "fruitless": 3}, FAILED, "3 starts in a row without"),
+        (status("stopped", 75, USR1), 40, {"signalled": True, "fruitless": 2}, AGAIN, "goes back"),
+        (status("stopped", 75, USR1), 40, {"signalled": True, "fruitless": 3}, FAILED, "3 starts in a row without"),
     ],
 )  # fmt: skip
 def test_decision(now: Status | None, checkpoint: int, options: dict[str, int], code: int, words: str) -> None:
@@ -113,7 +117,7 @@ def test_from_begin_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert "node[3-4]: 2 x 1 ranks, restart 1, from the start" in capsys.readouterr().out
     (begun,) = read_attempts(tmp_path)
     assert (begun.job_id, begun.restart, begun.attempt_before, begun.ended) == (9, 1, 1, None)
-    write_status(tmp_path, state="stopped", exit_code=75, attempt=2, reason=FILE)
+    write_status(tmp_path, state="stopped", exit_code=75, attempt=2, reason=USR1)
     assert main(["end", "--restart-limit", "2", "--signalled", *run]) == AGAIN
     assert "goes back into the queue (1 restarts left)" in capsys.readouterr().out
     assert "goes back" in (read_attempts(tmp_path)[0].outcome or "")
@@ -123,12 +127,11 @@ def test_from_begin_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 def test_a_job_that_slurm_does_not_take_back_is_recorded_so(tmp_path: Path) -> None:
     run = [DEMO, f"output_dir={tmp_path}"]
     main(["begin", *run])
-    write_status(tmp_path, state="stopped", exit_code=75, attempt=1, reason=FILE)
+    write_status(tmp_path, state="stopped", exit_code=75, attempt=1, reason=USR1)
     assert main(["end", "--restart-limit", "2", "--signalled", *run]) == AGAIN
     assert main(["not-requeued", *run]) == FAILED
     assert read_attempts(tmp_path)[0].outcome == (
-        "stopped at step 5 by the file stop_requested; SLURM did not take the job back into the queue; "
-        "submit it anew to go on"
+        f"stopped at step 5 by {USR1}; SLURM did not take the job back into the queue; submit it anew to go on"
     )
 
 
