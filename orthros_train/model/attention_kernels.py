@@ -24,6 +24,7 @@ from .flash_runs import flash, flash_obstacle
 from .visibility import Block, Visibility
 
 KERNEL_NAMES = ("eager", "sdpa", "flex", "flash")
+KEEPS_SUMS = ("cpu",)  # devices whose backward starts from the forward's softmax sums instead of recomputing a block
 CAUSAL_TAIL_ROWS = 1024  # queries of one call: the kernel computes masked pairs, too, half of them in the last columns
 
 
@@ -109,58 +110,83 @@ def _causal_tail(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return out
 
 
-def _blockwise(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility) -> Tensor:
+def _blockwise(
+    queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility, sums: list[Tensor] | None = None
+) -> Tensor:
+    """All blocks; into `sums`, on a CPU, the logarithms of each block's softmax sums."""
     out = torch.empty_like(queries)
     for block in visibility.blocks(keys.shape[2], queries.dtype):
-        out[:, :, block.queries] = _attend_block(
-            queries[:, :, block.queries], _take(keys, block), _take(values, block), block.mask
-        )
+        (together, mask), k, v = _together(queries, keys, block), _take(keys, block), _take(values, block)
+        if sums is None:
+            attended = F.scaled_dot_product_attention(together, k, v, attn_mask=mask)
+        else:
+            attended, block_sums = _cpu_attention(together, k, v, attn_mask=mask)
+            sums.append(block_sums)
+        out[:, :, block.queries] = _apart(attended, queries)
     return out
 
 
-def _attend_block(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, H, c, d) over (B, G, S_block, d): the queries of one KV head together, as rows over one copy of it.
+def _together(of_queries: Tensor, keys: Tensor, block: Block) -> tuple[Tensor, Tensor | None]:
+    """A block of (B, H, M, d) as (B, G, H/G·c, d), the queries of one KV head as rows over one copy of it; its mask.
 
     So one query a head reads K and V once, no kernel that takes a mask repeats them for `enable_gqa`, and the backward
     in bfloat16 is a fifth faster (docs/LOG.md).
     """
-    group = queries.shape[1] // keys.shape[1]
-    together = queries.reshape(*keys.shape[:2], -1, queries.shape[3])  # (B, G, H/G·c, d)
-    if mask is not None and group > 1:
-        mask = mask.repeat(1, 1, group, 1)
-    return F.scaled_dot_product_attention(together, keys, values, attn_mask=mask).reshape(queries.shape)
+    part = of_queries[:, :, block.queries]
+    group = part.shape[1] // keys.shape[1]
+    mask = block.mask if block.mask is None or group == 1 else block.mask.repeat(1, 1, group, 1)
+    return part.reshape(*keys.shape[:2], -1, part.shape[3]), mask
+
+
+def _apart(together: Tensor, queries: Tensor) -> Tensor:
+    """What `_together` put together, (B, G, H/G·c, d), again as (B, H, c, d)."""
+    return together.reshape(*queries.shape[:2], -1, queries.shape[3])
 
 
 class _BlockwiseAttention(torch.autograd.Function):
-    """Block by block in both directions; the backward recomputes a block and adds its gradients in place.
+    """Block by block in both directions; the backward adds a block's gradients in place.
 
     Autograd through slices of K would pad every block's gradient to full length: O(M²) again. Here memory is the
-    inputs, the output and one block.
+    inputs, the output and one block. A CPU's kernel hands out the softmax's logarithmic sums, from which its backward
+    starts; elsewhere the backward recomputes the block.
     """
 
     @staticmethod
     def forward(ctx: FunctionCtx, queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility) -> Tensor:
-        ctx.save_for_backward(queries, keys, values)
+        sums: list[Tensor] | None = [] if queries.device.type in KEEPS_SUMS else None
+        out = _blockwise(queries, keys, values, visibility, sums)
+        ctx.save_for_backward(queries, keys, values, *(() if sums is None else (out, *sums)))
         ctx.visibility = visibility  # type: ignore[attr-defined]
-        return _blockwise(queries, keys, values, visibility)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        queries, keys, values = ctx.saved_tensors  # type: ignore[attr-defined]
+        queries, keys, values, *forward = ctx.saved_tensors  # type: ignore[attr-defined]
         wide = torch.promote_types(keys.dtype, torch.float32)  # a key sums over several blocks
         grad_queries = torch.empty_like(queries)
         grad_keys, grad_values = torch.zeros_like(keys, dtype=wide), torch.zeros_like(values, dtype=wide)
-        for block in ctx.visibility.blocks(keys.shape[2], queries.dtype):  # type: ignore[attr-defined]
-            with torch.enable_grad():
-                q = queries[:, :, block.queries].detach().requires_grad_()
-                k, v = _take(keys, block).detach().requires_grad_(), _take(values, block).detach().requires_grad_()
-                out = _attend_block(q, k, v, block.mask)
-            grad_q, grad_k, grad_v = torch.autograd.grad(out, (q, k, v), grad_out[:, :, block.queries])
-            grad_queries[:, :, block.queries] = grad_q
-            _add(grad_keys, block, grad_k)
-            _add(grad_values, block, grad_v)
+        for number, block in enumerate(ctx.visibility.blocks(keys.shape[2], queries.dtype)):  # type: ignore[attr-defined]
+            together, mask = _together(queries, keys, block)
+            grad_together, _ = _together(grad_out, keys, block)
+            k, v = _take(keys, block), _take(values, block)
+            if forward:
+                out, sums = _together(forward[0], keys, block)[0], forward[1 + number]
+                gradients = _cpu_backward(grad_together, together, k, v, out, sums, 0.0, False, attn_mask=mask)
+            else:
+                with torch.enable_grad():
+                    together, k, v = (part.detach().requires_grad_() for part in (together, k, v))
+                    out = F.scaled_dot_product_attention(together, k, v, attn_mask=mask)
+                gradients = torch.autograd.grad(out, (together, k, v), grad_together)
+            grad_queries[:, :, block.queries] = _apart(gradients[0], queries)
+            _add(grad_keys, block, gradients[1])
+            _add(grad_values, block, gradients[2])
         return grad_queries, grad_keys.to(keys.dtype), grad_values.to(values.dtype), None
+
+
+# What scaled_dot_product_attention calls on a CPU; the public function does not hand out the sums.
+_cpu_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 def _take(stored: Tensor, block: Block) -> Tensor:

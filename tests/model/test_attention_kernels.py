@@ -204,6 +204,16 @@ def test_scattered_queries_equal_brute_force(kernel, case, seed):
     check(kernel, Visibility(positions, first, window, sinks), positions, first, S, seed)
 
 
+@settings(max_examples=30, deadline=None)
+@given(case=scattered(), seed=st.integers(0, 99))
+def test_a_backward_that_recomputes_its_blocks_equals_brute_force(case, seed):
+    """As on a GPU, whose kernels hand out no softmax sums."""
+    positions, first, window, sinks, S = case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_kernels, "KEEPS_SUMS", ())
+        check("sdpa", Visibility(positions, first, window, sinks), positions, first, S, seed)
+
+
 @pytest.mark.parametrize(("window", "sinks"), [(3, 0), (3, 2), (None, 0)])
 def test_rows_far_apart_gather_their_own_spans(window, sinks):
     """A row of 3 keys beside one of 40: each row's span is its own, not the union."""
