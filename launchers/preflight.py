@@ -2,8 +2,8 @@
 
 Every rank runs this under the launcher that the training will use, so meeting each other is the first check. Then:
 versions, devices, free disk, the run's folder seen and writable from every rank, clocks, the files that the run reads
-as every node sees them (sizes and samples of their bytes), point-to-point and all-reduce bandwidth. A minute at most: a
-rank that hangs until then is named. Exit code 2 on a failure.
+as every node sees them (sizes and samples of their bytes), point-to-point and all-reduce bandwidth. A minute at most
+from when the launcher has started the ranks: one that hangs until then is named. Exit code 2 on a failure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ EXAMPLES = """\
   srun torchrun --nnodes 2 --nproc-per-node 8 … launchers/preflight.py configs/orthros_1.3b.yaml
   torchrun --nproc-per-node 2 launchers/preflight.py configs/demo.yaml"""
 DEADLINE_SECONDS = 50.0  # of everything; starting Python comes before
-MEETING_SECONDS = 40.0  # for all ranks to come, and of one collective
 CLOCK_SECONDS = 5.0  # more than that between two nodes' clocks is a failure
 LEAST_FREE_GIB = 1.0
 SLOW_LINK = 0.25  # of the median bandwidth, is worth a warning
@@ -75,14 +74,14 @@ def build_parser() -> CommandParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check; 0 if all is well, 2 if not. Raises InputError on bad input."""
     options = build_parser().parse_intermixed_args(arguments)
-    from orthros_train.training.lost_ranks import lost_detail  # noqa: PLC0415 (imports torch: seconds)
-    from orthros_train.training.ranks import start_ranks  # noqa: PLC0415
-
-    config = load_config(options.config, options.overrides)
-    deadline = Deadline(DEADLINE_SECONDS, "meeting the other ranks")
+    deadline = Deadline(DEADLINE_SECONDS, f"reading {options.config}")
     with deadline.enforced():
+        config = load_config(options.config, options.overrides)
+        deadline.moment = "importing torch"
+        from orthros_train.training.lost_ranks import lost_detail  # noqa: PLC0415 (imports torch: may hang)
+
         try:
-            deadline.ranks = ranks = start_ranks(MEETING_SECONDS)
+            ranks = deadline.meet()
             report = look(config, ranks, deadline)
             deadline.wait_for_all(ranks)
             reports = ranks.gather_objects(report)
@@ -205,9 +204,10 @@ def _seconds(work: Callable[[], object], ranks: Ranks, deadline: Deadline) -> fl
     for _ in range(REPEATS + 1):
         deadline.wait_for_all(ranks)
         start = time.perf_counter()
-        work()
-        if ranks.device.type == "cuda":
-            torch.cuda.synchronize(ranks.device)
+        with deadline.waiting():
+            work()
+            if ranks.device.type == "cuda":
+                torch.cuda.synchronize(ranks.device)
         times.append(time.perf_counter() - start)
     return min(times[1:])
 

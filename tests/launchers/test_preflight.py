@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from launchers import deadline, preflight
 from launchers.deadline import Deadline
@@ -131,6 +132,12 @@ HERE = re.escape(socket.gethostname())
 LOST = "the ranks do not meet or lose each other"
 BROKEN: dict[str, tuple[str, Callable[[], None], int, str]] = {
     # where, what, on which rank, and a line that is printed
+    "a rank does not come": (
+        "load_config", freeze, 1, rf"{HERE}, rank 0: not done after 4 s: meeting the other ranks, others have not come"
+    ),
+    "a rank says itself that it does not come": (
+        "load_config", hang, 1, rf"{HERE}, rank 1: not done after 4 s: reading \S+c\.yaml"
+    ),
     "a hung mount": (
         "sample_hash", hang, 1, rf"{HERE}, rank 1: not done after 4 s: reading \S+corpus\.manifest\.json"
     ),
@@ -151,8 +158,26 @@ def test_a_rank_that_hangs_or_dies_ends_it_in_time_with_its_name(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], case: str
 ) -> None:
     place, action, rank, line = BROKEN[case]
-    (tmp_path / "c.yaml").write_text(config_to_yaml(config))
     monkeypatch.setattr(preflight, place, then(action, getattr(preflight, place), rank))
+    errors = errors_of_a_broken_preflight(config, tmp_path, monkeypatch, capfd)
+    assert any(re.fullmatch(f"error: {line}", error) for error in errors), errors
+    assert all(error.startswith(f"error: {socket.gethostname()}") for error in errors), errors
+
+
+def test_a_network_that_hangs_blames_nobody(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: hang())
+    doing = "measuring the bandwidth together: all ranks answer and none ends"
+    errors = errors_of_a_broken_preflight(config, tmp_path, monkeypatch, capfd)
+    assert errors == [f"error: {socket.gethostname()}, rank 0: not done after 4 s: {doing}"]
+
+
+def errors_of_a_broken_preflight(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> list[str]:
+    """What two ranks print when it fails, which takes less than 12 s."""
+    (tmp_path / "c.yaml").write_text(config_to_yaml(config))
     monkeypatch.setattr(preflight, "DEADLINE_SECONDS", 4.0)
     monkeypatch.setattr(preflight.sys, "argv", ["preflight.py", str(tmp_path / "c.yaml")])
     monkeypatch.setattr(distributed, "GRACE_SECONDS", 2.0)
@@ -161,9 +186,7 @@ def test_a_rank_that_hangs_or_dies_ends_it_in_time_with_its_name(
     with pytest.raises(RankFailedError):
         run_distributed(lambda: os._exit(code_of(preflight.run)), 2, process_group=False, timeout_seconds=40)
     assert time.monotonic() - started < 12
-    errors = [error for error in capfd.readouterr().err.splitlines() if not error.startswith("[W")]
-    assert any(re.fullmatch(f"error: {line}", error) for error in errors), errors
-    assert all(error.startswith(f"error: {socket.gethostname()}") for error in errors), errors
+    return [error for error in capfd.readouterr().err.splitlines() if not error.startswith("[W")]
 
 
 @pytest.mark.evidence
