@@ -215,12 +215,15 @@ record() { @IN@python launchers/attempt.py "$@" "${config[@]}"; }
 ask_to_stop() {  # again and again: a file from before the ranks started does not count
     signalled=yes
     echo "$(date '+%F %T') USR1: asking the ranks to stop"
-    while kill -0 "$child"; do
-        [ -e "$run/stop_requested" ] || echo "launcher: USR1, before the time limit" > "$run/stop_requested"
-        sleep 2
-    done 2> /dev/null &
+    (
+        trap exit TERM  # never between making the file and writing it
+        while :; do
+            [ -e "$run/stop_requested" ] || echo "launcher: USR1, before the time limit" > "$run/stop_requested"
+            sleep 2
+        done
+    ) 2> /dev/null &
 }
-signalled= terminated= preflight= child=
+signalled= terminated= preflight=
 trap ask_to_stop USR1
 trap 'terminated=yes' TERM  # scancel, preemption or the time limit: SLURM decides what happens next
 
@@ -230,6 +233,8 @@ if [ -z "$signalled$terminated$preflight" ]; then
     attend launch training launchers/torchrun_rank.py "${config[@]}"  # python -m orthros_train
 fi
 
+trap "" USR1
+{ kill $(jobs -p); wait; } 2> /dev/null  # whoever still asks the ranks to stop
 record end --restart-limit "$restart_limit" \\
     ${preflight:+--preflight-failed} ${signalled:+--signalled} ${terminated:+--terminated}
 outcome=$?

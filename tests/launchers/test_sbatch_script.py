@@ -188,6 +188,16 @@ def test_a_signal_is_heard_while_the_preflight_runs(tmp_path: Path) -> None:
     assert called.startswith(f"{BEGUN}record end --signalled\n")
 
 
+def test_a_signal_between_the_preflight_and_the_training_asks_the_ranks_to_stop(tmp_path: Path) -> None:
+    start = "    attend launch training"
+    script = training_script(FULL).replace(start, f"    kill -USR1 $$\n{start}")
+    file = tmp_path / "outputs/demo/seed_43/stop_requested"
+    file.parent.mkdir(parents=True)
+    until_asked = f"[ $1 = --wait=300 ] && until [ -e {file} ]; do /bin/sleep 0.1; done; exit 0"
+    code, called = life(script, tmp_path, end=75, srun=until_asked)  # ends, so nobody asks any more
+    assert (code, called) == (75, f"{BEGUN}{TRAINED}record end --signalled\nscontrol requeue 7_1\n")
+
+
 def test_the_later_jobs_work_on_what_the_first_made() -> None:
     export, evaluate = export_script(PLAIN), evaluation_script(PLAIN, "recall")
     assert 'python tools/export_hf.py --checkpoint "$run" --output "$run/model"' in export
