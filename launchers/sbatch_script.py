@@ -233,7 +233,7 @@ if [ -z "$signalled$terminated$preflight" ]; then
     attend launch training launchers/torchrun_rank.py "${config[@]}"  # python -m orthros_train
 fi
 
-trap "" USR1
+trap '' USR1
 { kill $(jobs -p); wait; } 2> /dev/null  # whoever still asks the ranks to stop
 record end --restart-limit "$restart_limit" \\
     ${preflight:+--preflight-failed} ${signalled:+--signalled} ${terminated:+--terminated}

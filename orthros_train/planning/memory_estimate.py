@@ -1,7 +1,8 @@
 """How much memory a rank needs, by part and before anything is allocated.
 
 * Weights, gradients and optimizer state follow from DeepSpeed's ZeRO stages; a test holds them to the tensors of real
-  engines. Not counted is padding: a few elements a group of the optimizer, or a parameter under ZeRO-3.
+  engines. Not counted is padding: a few elements a group of the optimizer, or a parameter under ZeRO-3; nor, of
+  fp32 gradients under ZeRO-2, the rest of those few that a border between two ranks' shares cuts: both hold them whole.
 * Activations are the tensors that autograd keeps for the backward pass, with an attention kernel that keeps no score
   matrix; tests hold the estimate within a tenth of what autograd really keeps, whatever the layout.
 * Tensor parallelism shares heads, FFN and vocabulary; what is as wide as the model is whole on each of its ranks, or
