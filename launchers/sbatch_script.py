@@ -183,7 +183,7 @@ _PREFLIGHT = """\
 check_nodes() {  # first torch alone: torchrun would wait for a node where it does not load, srun names it
     local stop_seconds=15  # from the end of the first torchrun to the end of all
     srun --wait=45 @IN@python -c "import torch, launchers.preflight" &&
-        launch preflight --rdzv-conf=join_timeout=45 launchers/preflight.py "${config[@]}"
+        launch preflight --rdzv-conf=join_timeout=45,read_timeout=30 launchers/preflight.py "${config[@]}"
 }
 SLURM_TIMELIMIT=2 attend check_nodes || preflight=failed  # minutes, for each of the two
 """

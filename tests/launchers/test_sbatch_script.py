@@ -144,7 +144,7 @@ def life(script: str, folder: Path, *, end: int, srun: str = "exit 0", scontrol:
 
 
 TORCH = "--wait=45 python -c import torch, launchers.preflight limit 2\n"
-PREFLIGHT = "--wait=15 --rdzv-conf=join_timeout=45 launchers/preflight.py limit 2\n"
+PREFLIGHT = "--wait=15 --rdzv-conf=join_timeout=45,read_timeout=30 launchers/preflight.py limit 2\n"
 BEGUN = f"record begin\n{TORCH}{PREFLIGHT}"
 TRAINED = "--wait=300 launchers/torchrun_rank.py limit none\n"
 
