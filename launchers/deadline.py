@@ -100,8 +100,10 @@ class Deadline:
             missing = self.missing()
             if missing is not None:
                 doing = f"waiting for others ({missing})"
+            elif self._ranks is None:
+                doing += ", others have not come"
             else:
-                doing += ", others have not come" if self._ranks is None else " together: all ranks answer and none ends"
+                doing += " together: all ranks answer and none ends"
         where = f"{socket.gethostname()}, rank {claimed_rank()}"
         sys.stdout.flush()
         print(f"error: {where}: not done after {self._seconds:g} s: {doing}", file=sys.stderr, flush=True)

@@ -139,8 +139,8 @@ def life(script: str, folder: Path, *, end: int, srun: str = "exit 0", scontrol:
         check=False,
     )
     called = (folder / "calls").read_text()
-    options = r" --(ranks-per-node|restart-limit) \d+| torchrun .*--shutdown-timeout=\d+| configs/demo.yaml .*?(?= limit|$)"
-    return done.returncode, re.sub(options, "", called, flags=re.MULTILINE)
+    options = r" --(ranks-per-node|restart-limit) \d+| torchrun .*--shutdown-timeout=\d+"
+    return done.returncode, re.sub(rf"{options}| configs/demo.yaml .*?(?= limit|$)", "", called, flags=re.MULTILINE)
 
 
 TORCH = "--wait=45 python -c import torch, launchers.preflight limit 2\n"

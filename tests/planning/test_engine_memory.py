@@ -83,7 +83,7 @@ def accumulating(layout: str, precision: str) -> Config:
 
 
 def most_held(layout: str, precision: str) -> tuple[int, dict[str, int], int]:
-    """This rank's stage, the most bytes by part after any backward of the second step, and what `cut_away` is of them."""
+    """This rank's stage, the most bytes by part after any backward of the second step, and `cut_away` of them."""
     config = accumulating(layout, precision)
     engine = build(config, MODEL)
     moments: list[dict[str, int]] = []
