@@ -2,8 +2,8 @@
 
 Every rank runs this under the launcher that the training will use, so meeting each other is the first check. Then:
 versions, devices, free disk, the run's folder seen and writable from every rank, clocks, the files that the run reads
-as every node sees them (sizes and samples of their bytes), point-to-point and all-reduce bandwidth. A minute at most: a
-rank that hangs until then is named. Exit code 2 on a failure.
+as every node sees them (sizes and samples of their bytes), point-to-point and all-reduce bandwidth. A minute at most
+from when the launcher has started the ranks: one that hangs until then is named. Exit code 2 on a failure.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from orthros_train.command_line import CommandParser, run_command
 from orthros_train.config import Config, load_config
 from orthros_train.data.manifest import bin_path, idx_path, manifest_path
 from orthros_train.errors import InputError
+from orthros_train.launch_environment import claimed_local_rank
 
 if TYPE_CHECKING:
     from orthros_train.training.ranks import Ranks
@@ -38,11 +39,10 @@ EXAMPLES = """\
   srun torchrun --nnodes 2 --nproc-per-node 8 … launchers/preflight.py configs/orthros_1.3b.yaml
   torchrun --nproc-per-node 2 launchers/preflight.py configs/demo.yaml"""
 DEADLINE_SECONDS = 50.0  # of everything; starting Python comes before
-MEETING_SECONDS = 40.0  # for all ranks to come, and of one collective
 CLOCK_SECONDS = 5.0  # more than that between two nodes' clocks is a failure
 LEAST_FREE_GIB = 1.0
 SLOW_LINK = 0.25  # of the median bandwidth, is worth a warning
-SAMPLES, SAMPLE_BYTES = 64, 1 << 16  # of each data file
+SAMPLES, FILE_SAMPLES, SAMPLE_BYTES = 1024, 64, 1 << 16  # of all data files together, at most of one; of one sample
 REPEATS = 3
 SEEN_SECONDS = 3.0
 
@@ -59,7 +59,7 @@ class Report:
     free_gib: float
     clock: float  # seconds since the epoch, right after a barrier
     folder_problem: str | None
-    data: dict[str, str]  # file that the run reads -> size and sample hash, or what is wrong with it
+    data: dict[str, str]  # file that the run reads -> size and sample hash, or what is wrong; of one rank a node
     receive_gib_per_second: float  # from the rank before it
     all_reduce_gib_per_second: float  # bus bandwidth
 
@@ -75,14 +75,14 @@ def build_parser() -> CommandParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check; 0 if all is well, 2 if not. Raises InputError on bad input."""
     options = build_parser().parse_intermixed_args(arguments)
-    from orthros_train.training.lost_ranks import lost_detail  # noqa: PLC0415 (imports torch: seconds)
-    from orthros_train.training.ranks import start_ranks  # noqa: PLC0415
-
-    config = load_config(options.config, options.overrides)
-    deadline = Deadline(DEADLINE_SECONDS, "meeting the other ranks")
+    deadline = Deadline(DEADLINE_SECONDS, f"reading {options.config}")
     with deadline.enforced():
+        config = load_config(options.config, options.overrides)
+        deadline.moment = "importing torch"
+        from orthros_train.training.lost_ranks import lost_detail  # noqa: PLC0415 (imports torch: may hang)
+
         try:
-            deadline.ranks = ranks = start_ranks(MEETING_SECONDS)
+            ranks = deadline.meet()
             report = look(config, ranks, deadline)
             deadline.wait_for_all(ranks)
             reports = ranks.gather_objects(report)
@@ -113,8 +113,7 @@ def look(config: Config, ranks: Ranks, deadline: Deadline) -> Report:
     clock = time.time()
     deadline.moment = "measuring the bandwidth"
     receive, all_reduce = measure_bandwidth(ranks, deadline)
-    deadline.moment = "reading the data files"
-    data = data_fingerprints(config, deadline)
+    data = data_fingerprints(config, ranks, deadline)
     deadline.moment = "looking at versions and free disk"
     cuda = ranks.device.type == "cuda"
     versions = {"python": platform.python_version(), **installed_versions(), "commit": (git_commit() or "none")[:12]}
@@ -205,23 +204,33 @@ def _seconds(work: Callable[[], object], ranks: Ranks, deadline: Deadline) -> fl
     for _ in range(REPEATS + 1):
         deadline.wait_for_all(ranks)
         start = time.perf_counter()
-        work()
-        if ranks.device.type == "cuda":
-            torch.cuda.synchronize(ranks.device)
+        with deadline.waiting():
+            work()
+            if ranks.device.type == "cuda":
+                torch.cuda.synchronize(ranks.device)
         times.append(time.perf_counter() - start)
     return min(times[1:])
 
 
-def data_fingerprints(config: Config, deadline: Deadline) -> dict[str, str]:
-    """Size and a hash over samples of each file that the run reads, as this node sees it; or what is wrong with it."""
-    found = {}
-    for path in input_paths(config):
+def data_fingerprints(config: Config, ranks: Ranks, deadline: Deadline) -> dict[str, str]:
+    """Size and a hash over samples of each file that the run reads, as this node sees it, or what is wrong with it;
+    collective. One rank a node reads. All files together have SAMPLES: with more files than that, sizes alone count."""
+    files: list[Path] = []
+    for path in input_paths(config) if claimed_local_rank() == 0 else ():
         deadline.moment = f"reading {path}"
-        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-        for file in files:
-            deadline.moment = f"reading {file}"
-            found[str(file)] = sample_hash(file)
+        files += files_of(path)
+    deadline.wait_for_all(ranks)
+    most = int(ranks.gather([len(files)]).max())  # so that all nodes take the same samples
+    found = {}
+    for file in files:
+        deadline.moment = f"reading {file}"
+        found[str(file)] = sample_hash(file, min(SAMPLES // most, FILE_SAMPLES))
     return found
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of a folder at any depth; of a file, or of what is not there, itself."""
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
 
 
 def input_paths(config: Config) -> list[Path]:
@@ -239,14 +248,14 @@ def input_paths(config: Config) -> list[Path]:
     return list(dict.fromkeys(paths))
 
 
-def sample_hash(file: Path) -> str:
+def sample_hash(file: Path, samples: int) -> str:
     """`SIZE bytes, HASH` of a file: SHA-256 over its size and evenly spaced samples; or why it cannot be read."""
     try:
         with open(file, "rb") as stream:
             size = stream.seek(0, os.SEEK_END)
             digest = hashlib.sha256(str(size).encode())
-            for index in range(SAMPLES):
-                stream.seek(index * max(size - SAMPLE_BYTES, 0) // max(SAMPLES - 1, 1))
+            for index in range(samples):
+                stream.seek(index * max(size - SAMPLE_BYTES, 0) // max(samples - 1, 1))
                 digest.update(stream.read(SAMPLE_BYTES))
     except OSError as error:
         return f"unreadable: {error.strerror}"

@@ -85,8 +85,8 @@ def training_script(settings: JobSettings) -> str:
             _TRAINING_COMMENT.format(seconds=settings.stop_seconds, folder=f"{settings.run}/{LOG_FOLDER}"),
             _surroundings(settings),
             _what_to_train(settings),
-            _TRAINING.replace("@IN@", f"{inside} " if inside else "")
-            .replace("@PREFLIGHT@", before)
+            _TRAINING.replace("@PREFLIGHT@", before)
+            .replace("@IN@", f"{inside} " if inside else "")
             .replace("@PORT@", f"{FIRST_PORT} + SLURM_JOB_ID % {PORTS}"),
         ]
     )
@@ -180,7 +180,12 @@ _TRAINING_COMMENT = """\
 """
 
 _PREFLIGHT = """\
-SLURM_TIMELIMIT=2 attend launch preflight launchers/preflight.py "${config[@]}" || preflight=failed  # minutes
+check_nodes() {  # first torch alone: torchrun would wait for a node where it does not load, srun names it
+    local stop_seconds=15  # from the end of the first torchrun to the end of all
+    srun --wait=45 @IN@python -c "import torch, launchers.preflight" &&
+        launch preflight --rdzv-conf=join_timeout=45,read_timeout=30 launchers/preflight.py "${config[@]}"
+}
+SLURM_TIMELIMIT=2 attend check_nodes || preflight=failed  # minutes, for each of the two
 """
 
 _TRAINING = """\
@@ -190,7 +195,7 @@ port=$((@PORT@))
 # Of an array, this task alone: the bare id of one of them is the whole array's.
 job="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 
-launch() {  # torchrun, once a node: launch NAME SCRIPT ARGUMENTS
+launch() {  # torchrun, once a node: launch NAME [OPTIONS] SCRIPT ARGUMENTS
     srun --wait="$stop_seconds" @IN@torchrun \\
         --nnodes="$SLURM_NNODES" --nproc-per-node="$ranks_per_node" \\
         --rdzv-backend=c10d --rdzv-endpoint="$head_node:$port" \\
@@ -210,12 +215,15 @@ record() { @IN@python launchers/attempt.py "$@" "${config[@]}"; }
 ask_to_stop() {  # again and again: a file from before the ranks started does not count
     signalled=yes
     echo "$(date '+%F %T') USR1: asking the ranks to stop"
-    while kill -0 "$child"; do
-        [ -e "$run/stop_requested" ] || echo "launcher: USR1, before the time limit" > "$run/stop_requested"
-        sleep 2
-    done 2> /dev/null &
+    (
+        trap exit TERM  # never between making the file and writing it
+        while :; do
+            [ -e "$run/stop_requested" ] || echo "launcher: USR1, before the time limit" > "$run/stop_requested"
+            sleep 2
+        done
+    ) 2> /dev/null &
 }
-signalled= terminated= preflight= child=
+signalled= terminated= preflight=
 trap ask_to_stop USR1
 trap 'terminated=yes' TERM  # scancel, preemption or the time limit: SLURM decides what happens next
 
@@ -225,6 +233,8 @@ if [ -z "$signalled$terminated$preflight" ]; then
     attend launch training launchers/torchrun_rank.py "${config[@]}"  # python -m orthros_train
 fi
 
+trap '' USR1
+{ kill $(jobs -p); wait; } 2> /dev/null  # whoever still asks the ranks to stop
 record end --restart-limit "$restart_limit" \\
     ${preflight:+--preflight-failed} ${signalled:+--signalled} ${terminated:+--terminated}
 outcome=$?

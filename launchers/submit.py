@@ -17,7 +17,7 @@ from evaluation.run import build_parser as evaluation_parser
 from evaluation.run import chosen_suites
 from launchers import slurm_client
 from launchers.attempt import RANK_VARIABLES, STOP_FILE
-from launchers.preflight import input_paths
+from launchers.preflight import files_of, input_paths
 from launchers.run_records import Job, add_job, now, read_jobs
 from launchers.sbatch_script import LOG_FOLDER, JobSettings, evaluation_script, export_script, training_script
 from orthros_train.command_line import CommandParser, count, positive_int, run_command
@@ -158,20 +158,28 @@ def job_settings(options: argparse.Namespace) -> JobSettings:
         preflight=not options.no_preflight,
         venv=options.venv or (None if options.container else _active_venv()),
         container=options.container,
-        binds=tuple(outer_folders(config)),
+        binds=tuple(outer_folders(config, Path(options.config))),
         seeds=options.seeds,
         sbatch_options=tuple(options.sbatch_option),
         shell_lines=tuple(options.shell_line),
     )
 
 
-def outer_folders(config: Config) -> list[str]:
-    """The folders outside the working directory that a job needs, both as they are named and where links lead."""
+def outer_folders(config: Config, file: Path) -> list[str]:
+    """The folders outside the working directory that a job needs, both as they are named and where links lead.
+
+    Args:
+        config: of the run.
+        file: where it was read.
+    """
+    suites = config.evaluation.suites
+    reads = [*input_paths(config), file, *map(Path, [*suites.texts, *filter(None, [suites.data_dir])])]
+    writes = [Path(place) for place in (config.data.cache_dir, suites.cache_dir) if place is not None]
+    named = [Path(config.output_dir), *(path if path.is_dir() else path.parent for path in reads)]
+    named += [next(place for place in (path, *path.absolute().parents) if place.exists()) for path in writes]
+    linked = [target.resolve().parent for path in reads for target in files_of(path)]
     here = Path.cwd()
-    named = [path if path.is_dir() else path.parent for path in input_paths(config)]
-    folders = dict.fromkeys(
-        place for path in (Path(config.output_dir), *named) for place in (path.absolute(), path.resolve())
-    )
+    folders = dict.fromkeys(place for path in (*named, *linked) for place in (path.absolute(), path.resolve()))
     outer = [
         folder for folder in folders if not folder.is_relative_to(here) and not folder.is_relative_to(here.resolve())
     ]

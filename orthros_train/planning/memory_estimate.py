@@ -1,7 +1,9 @@
 """How much memory a rank needs, by part and before anything is allocated.
 
 * Weights, gradients and optimizer state follow from DeepSpeed's ZeRO stages; a test holds them to the tensors of real
-  engines. Not counted is padding: a few elements a group of the optimizer, or a parameter under ZeRO-3.
+  engines. Not counted is padding: a few elements a group of the optimizer, or a parameter under ZeRO-3; nor, of
+  fp32 gradients under ZeRO-2, the rest of the parameters that a border between two ranks' shares cuts, at most two a
+  group of the optimizer: both ranks hold them whole.
 * Activations are the tensors that autograd keeps for the backward pass, with an attention kernel that keeps no score
   matrix; tests hold the estimate within a tenth of what autograd really keeps, whatever the layout.
 * Tensor parallelism shares heads, FFN and vocabulary; what is as wide as the model is whole on each of its ranks, or
@@ -99,6 +101,8 @@ def _state_parts(config: Config, stage: Stage, world_size: int) -> list[Part]:
     share = -(-stage.parameters // replicas)
     element, zero = BYTES[config.precision], parallel.zero_stage
     beside = BYTES["bf16"] if zero == 1 and config.precision == "bf16" else 0  # autograd's own, which DeepSpeed keeps
+    views = zero == 2 and config.precision == "fp32"  # DeepSpeed keeps those of whole gradients
+    cut = ", and the rest of parameters that its borders cut (not counted)" if views else ""
     return [
         Part(
             "weights",
@@ -110,6 +114,7 @@ def _state_parts(config: Config, stage: Stage, world_size: int) -> list[Part]:
             (FP32_BYTES + beside) * (stage.parameters if zero == 1 else share),
             "accumulated in fp32, "
             + ("whole under ZeRO-1" if zero == 1 else f"1/{of} under ZeRO-{zero}")
+            + cut
             + (", and a micro-batch's own in bf16" if beside else ""),
         ),
         Part("master weights", FP32_BYTES * share, f"fp32, 1/{of}"),

@@ -156,8 +156,8 @@ def _join(backend: str, timeout: timedelta, rank: int, world_size: int) -> None:
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         reason = str(error).split("\n", 1)[0]
         raise InputError(
-            f"rank {rank} did not meet the other {world_size - 1} at {place} within parallel.timeout_seconds="
-            f"{timeout.total_seconds():g} ({reason}); look at the logs of those that did not come"
+            f"rank {rank} did not meet the other {world_size - 1} at {place} within "
+            f"{timeout.total_seconds():g} s ({reason}); look at the logs of those that did not come"
         ) from error
 
 

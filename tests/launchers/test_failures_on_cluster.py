@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,21 @@ def rank_processes() -> list[int]:
     """The ranks of all nodes: their processes are children of this machine."""
     command = ["pgrep", "--full", "python[^ ]* -u launchers/torchrun_rank.py"]
     return [int(pid) for pid in subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()]
+
+
+@pytest.mark.evidence
+def test_a_node_where_python_hangs_is_named(cluster: LocalCluster, tmp_path: Path) -> None:
+    """As with a hung mount of its environment; the other node waits 45 s for it."""
+    programs = tmp_path / "venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "activate").write_text(f"PATH={programs}:{Path(sys.executable).parent}:$PATH\n")
+    (programs / "python").write_text(
+        f'#!/bin/bash\n[ "$SLURMD_NODENAME" != node2 ] || sleep 600\nexec {sys.executable} "$@"\n'
+    )
+    (programs / "python").chmod(0o755)
+    run = new_run(cluster, tmp_path)
+    (train,), _ = run.submit(*SIZE, "--venv", str(tmp_path / "venv"))
+    assert cluster.wait_for_state(train, ENDED, 90) == "FAILED", run.log()
+    assert "the preflight failed" in (run.last_outcome() or "")
+    assert re.search(r"^srun: error: node2: task 1: ", run.log(), flags=re.MULTILINE), run.log()
+    assert "node1: task" not in run.log()

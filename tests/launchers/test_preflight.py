@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from launchers import deadline, preflight
 from launchers.deadline import Deadline
@@ -131,6 +132,12 @@ HERE = re.escape(socket.gethostname())
 LOST = "the ranks do not meet or lose each other"
 BROKEN: dict[str, tuple[str, Callable[[], None], int, str]] = {
     # where, what, on which rank, and a line that is printed
+    "a rank does not come": (
+        "load_config", freeze, 1, rf"{HERE}, rank 0: not done after 4 s: meeting the other ranks, others have not come"
+    ),
+    "a rank says itself that it does not come": (
+        "load_config", hang, 1, rf"{HERE}, rank 1: not done after 4 s: reading \S+c\.yaml"
+    ),
     "a hung mount": (
         "sample_hash", hang, 1, rf"{HERE}, rank 1: not done after 4 s: reading \S+corpus\.manifest\.json"
     ),
@@ -151,19 +158,44 @@ def test_a_rank_that_hangs_or_dies_ends_it_in_time_with_its_name(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], case: str
 ) -> None:
     place, action, rank, line = BROKEN[case]
-    (tmp_path / "c.yaml").write_text(config_to_yaml(config))
     monkeypatch.setattr(preflight, place, then(action, getattr(preflight, place), rank))
+    errors = errors_of_a_broken_preflight(config, tmp_path, monkeypatch, capfd)
+    assert any(re.fullmatch(f"error: {line}", error) for error in errors), errors
+    assert all(error.startswith(f"error: {socket.gethostname()}") for error in errors), errors
+
+
+def test_a_network_that_hangs_blames_nobody(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: hang())
+    doing = "measuring the bandwidth together: all ranks answer and none ends"
+    errors = errors_of_a_broken_preflight(config, tmp_path, monkeypatch, capfd, ranks_a_node=2)
+    assert errors == [f"error: {socket.gethostname()}, rank 0: not done after 4 s: {doing}"]
+
+
+def errors_of_a_broken_preflight(
+    config: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    ranks_a_node: int = 1,
+) -> list[str]:
+    """What two ranks print when it fails, which takes less than 12 s."""
+    (tmp_path / "c.yaml").write_text(config_to_yaml(config))
     monkeypatch.setattr(preflight, "DEADLINE_SECONDS", 4.0)
     monkeypatch.setattr(preflight.sys, "argv", ["preflight.py", str(tmp_path / "c.yaml")])
     monkeypatch.setattr(distributed, "GRACE_SECONDS", 2.0)
     monkeypatch.setattr(deadline, "GRACE_SECONDS", 0.5)
+
+    def rank() -> None:
+        os.environ["LOCAL_RANK"] = str(int(os.environ["RANK"]) % ranks_a_node)
+        os._exit(code_of(preflight.run))
+
     started = time.monotonic()
     with pytest.raises(RankFailedError):
-        run_distributed(lambda: os._exit(code_of(preflight.run)), 2, process_group=False, timeout_seconds=40)
+        run_distributed(rank, 2, process_group=False, timeout_seconds=40)
     assert time.monotonic() - started < 12
-    errors = [error for error in capfd.readouterr().err.splitlines() if not error.startswith("[W")]
-    assert any(re.fullmatch(f"error: {line}", error) for error in errors), errors
-    assert all(error.startswith(f"error: {socket.gethostname()}") for error in errors), errors
+    return [error for error in capfd.readouterr().err.splitlines() if not error.startswith("[W")]
 
 
 @pytest.mark.evidence
@@ -205,9 +237,43 @@ def test_what_fine_tuning_reads_is_looked_at(config: Config, tmp_path: Path) -> 
     names = ["chats.jsonl", "set", "eval.jsonl", "chat.jinja", "t.model", "model"]
     paths = input_paths(tuning.model_copy(update={"tokenizer": tokenizer}))
     assert paths == [tmp_path / name for name in names]
-    seen = preflight.data_fingerprints(tuning, Deadline(60, "reading"))
+    (seen,) = run_distributed(fingerprints, 1, tuning)
     assert str(tmp_path / "model" / "config.json") in seen
     assert str(tmp_path / "set" / "a.arrow") in seen
+
+
+def fingerprints(config: Config) -> dict[str, str]:
+    """Of ranks that are each the first of a node."""
+    os.environ["LOCAL_RANK"] = "0"
+    return preflight.data_fingerprints(config, start_ranks(60), Deadline(60, "starting"))
+
+
+def test_all_files_together_have_a_budget_of_samples(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / f"{number}.bin" for number in range(12)]
+    for file in files:
+        file.write_bytes(bytes(9))
+    monkeypatch.setattr(preflight, "SAMPLES", 10)
+    monkeypatch.setattr(preflight, "FILE_SAMPLES", 4)
+    monkeypatch.setattr(preflight, "sample_hash", lambda file, samples: str(samples))
+    for count, samples in ((1, 4), (2, 4), (3, 3), (5, 2), (10, 1), (11, 0)):
+        monkeypatch.setattr(preflight, "input_paths", lambda config, count=count: files[:count])
+        assert run_distributed(fingerprints, 1, config) == [dict.fromkeys(map(str, files[:count]), str(samples))]
+
+
+def test_a_file_that_one_node_lacks_changes_nothing_for_the_others(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        (tmp_path / name).write_bytes(os.urandom(3 * preflight.SAMPLE_BYTES))
+    monkeypatch.setattr(preflight, "SAMPLES", 6)
+    monkeypatch.setattr(
+        preflight, "input_paths", lambda config: [tmp_path / name for name in "abc"[: 3 - int(os.environ["RANK"])]]
+    )
+    first, second = run_distributed(fingerprints, 2, config)
+    assert list(first) == [str(tmp_path / name) for name in "abc"]
+    assert second == {file: seen for file, seen in first.items() if not file.endswith("c")}
 
 
 def test_ranks_see_each_other(config: Config) -> None:
@@ -217,6 +283,7 @@ def test_ranks_see_each_other(config: Config) -> None:
     assert reports[0].receive_gib_per_second > 0
     assert reports[0].all_reduce_gib_per_second > 0
     assert {Path(file).suffix for file in reports[0].data} == {".json", ".idx", ".bin"}
+    assert reports[1].data == {}  # one rank a node reads
     assert list((Path(config.output_dir) / "slurm").iterdir()) == []  # nothing is left behind
 
 
@@ -242,11 +309,11 @@ def test_a_folder_that_cannot_be_written_is_found(config: Config, tmp_path: Path
 def test_a_changed_byte_in_a_sample_and_a_cut_file_are_noticed(tmp_path: Path) -> None:
     file = tmp_path / "c.bin"
     file.write_bytes(bytes(preflight.SAMPLE_BYTES * 2))
-    sound = sample_hash(file)
+    sound = sample_hash(file, 64)
     assert sound.startswith(f"{2 * preflight.SAMPLE_BYTES} bytes, ")
     file.write_bytes(bytes(preflight.SAMPLE_BYTES * 2 - 1) + b"x")
-    assert sample_hash(file) != sound
+    assert sample_hash(file, 64) != sound
     file.write_bytes(bytes(preflight.SAMPLE_BYTES))
-    assert sample_hash(file) != sound
+    assert sample_hash(file, 64) != sound
     file.unlink()
-    assert sample_hash(file) == "unreadable: No such file or directory"
+    assert sample_hash(file, 64) == "unreadable: No such file or directory"

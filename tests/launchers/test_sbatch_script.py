@@ -108,6 +108,7 @@ def test_a_container_holds_everything_but_slurms_own_commands() -> None:
     script = training_script(replace(PLAIN, container="an image.sif", gpus_per_node=2))
     inside = "apptainer exec --nv --bind \"$PWD\" 'an image.sif'"
     assert f'srun --wait="$stop_seconds" {inside} torchrun' in script
+    assert f'srun --wait=45 {inside} python -c "import torch, launchers.preflight"' in script
     assert f'record() {{ {inside} python launchers/attempt.py "$@"' in script
     assert not re.search(r"^python ", script, flags=re.MULTILINE)
     assert f"{inside} python tools/export_hf.py" in export_script(
@@ -121,7 +122,7 @@ def life(script: str, folder: Path, *, end: int, srun: str = "exit 0", scontrol:
     (folder / ".venv/bin/activate").touch()
     programs = {
         "python": f'echo "record ${{*:2}}" >> calls; [ "$2" != end ] || exit {end}',
-        "srun": f'echo "${{*:9}} limit ${{SLURM_TIMELIMIT:-none}}" >> calls; {srun}',
+        "srun": f'echo "$* limit ${{SLURM_TIMELIMIT:-none}}" >> calls; {srun}',
         "scontrol": f'[ "$1" != show ] || exit 0; echo "scontrol $*" >> calls; {scontrol}',
         "sleep": "true",
     }
@@ -138,12 +139,14 @@ def life(script: str, folder: Path, *, end: int, srun: str = "exit 0", scontrol:
         check=False,
     )
     called = (folder / "calls").read_text()
-    options = r" --(ranks-per-node|restart-limit) \d+| configs/demo.yaml .*?(?= limit|$)"
-    return done.returncode, re.sub(options, "", called, flags=re.MULTILINE)
+    options = r" --(ranks-per-node|restart-limit) \d+| torchrun .*--shutdown-timeout=\d+"
+    return done.returncode, re.sub(rf"{options}| configs/demo.yaml .*?(?= limit|$)", "", called, flags=re.MULTILINE)
 
 
-BEGUN = "record begin\nlaunchers/preflight.py limit 2\n"
-TRAINED = "launchers/torchrun_rank.py limit none\n"
+TORCH = "--wait=45 python -c import torch, launchers.preflight limit 2\n"
+PREFLIGHT = "--wait=15 --rdzv-conf=join_timeout=45,read_timeout=30 launchers/preflight.py limit 2\n"
+BEGUN = f"record begin\n{TORCH}{PREFLIGHT}"
+TRAINED = "--wait=300 launchers/torchrun_rank.py limit none\n"
 
 
 def test_a_job_that_is_done(tmp_path: Path) -> None:
@@ -168,8 +171,14 @@ def test_a_job_that_slurm_does_not_take_back_says_so(tmp_path: Path) -> None:
 
 
 def test_a_failed_preflight_is_recorded_and_nothing_trained(tmp_path: Path) -> None:
-    code, called = life(training_script(FULL), tmp_path, end=1, srun="exit 1")
+    failed = "[ $1 = --wait=45 ] || exit 1"
+    code, called = life(training_script(FULL), tmp_path, end=1, srun=failed)
     assert (code, called) == (1, f"{BEGUN}record end --preflight-failed\n")
+
+
+def test_nodes_without_torch_do_not_meet(tmp_path: Path) -> None:
+    code, called = life(training_script(FULL), tmp_path, end=1, srun="exit 1")
+    assert (code, called) == (1, f"record begin\n{TORCH}record end --preflight-failed\n")
 
 
 def test_a_signal_is_heard_while_the_preflight_runs(tmp_path: Path) -> None:
@@ -177,6 +186,16 @@ def test_a_signal_is_heard_while_the_preflight_runs(tmp_path: Path) -> None:
     code, called = life(training_script(FULL), tmp_path, end=75, srun=to_the_script)
     assert code == 75
     assert called.startswith(f"{BEGUN}record end --signalled\n")
+
+
+def test_a_signal_between_the_preflight_and_the_training_asks_the_ranks_to_stop(tmp_path: Path) -> None:
+    start = "    attend launch training"
+    script = training_script(FULL).replace(start, f"    kill -USR1 $$\n{start}")
+    file = tmp_path / "outputs/demo/seed_43/stop_requested"
+    file.parent.mkdir(parents=True)
+    until_asked = f"[ $1 = --wait=300 ] && until [ -e {file} ]; do /bin/sleep 0.1; done; exit 0"
+    code, called = life(script, tmp_path, end=75, srun=until_asked)  # ends, so nobody asks any more
+    assert (code, called) == (75, f"{BEGUN}{TRAINED}record end --signalled\nscontrol requeue 7_1\n")
 
 
 def test_the_later_jobs_work_on_what_the_first_made() -> None:

@@ -167,8 +167,40 @@ def test_a_container_sees_what_the_run_reads_and_writes(
     for folder in (here, far / "corpora", far / "text"):
         folder.mkdir(parents=True)
     (here / "data").symlink_to(far / "corpora")
+    (here / "run.yaml").write_text(Path(DEMO).read_text())
     monkeypatch.chdir(here)
     data = f"data.train=[{{prefix: data/corpus}}, {{prefix: {far}/text/corpus}}, {{prefix: here/corpus}}]"
-    submit.main([DEMO, data, f"output_dir={tmp_path}/scratch/run", "--container", "image.sif", "--print"])
+    submit.main(["run.yaml", data, f"output_dir={tmp_path}/scratch/run", "--container", "image.sif", "--print"])
     binds = f"--bind {tmp_path}/scratch/run --bind {far}/corpora --bind {far}/text image.sif"
     assert f'apptainer exec --bind "$PWD" {binds} torchrun' in capsys.readouterr().out
+
+
+def test_a_container_sees_where_links_lead_the_caches_and_the_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, far = tmp_path / "repository", tmp_path / "far"
+    for folder in (here / "data", here / "model", far / "configs", far / "disk", far / "blobs", far / "mirror"):
+        folder.mkdir(parents=True)
+    for link, target in (("data/corpus.bin", "disk/a.bin"), ("model/config.json", "blobs/9f")):
+        (far / target).write_text("{}")
+        (here / link).symlink_to(far / target)
+    (far / "configs" / "run.yaml").write_text(Path(DEMO).read_text())
+    monkeypatch.chdir(here)
+    suites = f"{{names: [perplexity], texts: [{far}/texts/a.txt], data_dir: {far}/mirror, cache_dir: {far}/new/cache}}"
+    options = [
+        "output_dir=run",
+        "data.train=[{prefix: data/corpus}]",
+        f"data.cache_dir={far}/disk/cache",
+        f"evaluation.suites={suites}",
+        "tokenizer={type: huggingface, path: model}",
+    ]
+
+    def bound() -> list[str]:
+        submit.main([f"{far}/configs/run.yaml", *options, "--container", "image.sif", "--print"])
+        script = capsys.readouterr().out
+        words = script[script.index("apptainer exec") : script.index(" image.sif")].split()
+        return [str(Path(folder).relative_to(far)) for folder in words[5::2]]
+
+    assert bound() == ["."]  # where the cache of the suites can be made
+    (far / "new" / "cache").mkdir(parents=True)
+    assert sorted(bound()) == ["blobs", "configs", "disk", "mirror", "new/cache", "texts"]
