@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from orthros_train.launch_environment import claimed_local_rank, claimed_rank
+from orthros_train.launch_protocol import BAD_INPUT
 
 if TYPE_CHECKING:
     from orthros_train.training.ranks import Ranks
 
-BAD_INPUT = 2
 GRACE_SECONDS = 10.0  # for those who have something to say, before the silent ones end: a launcher then kills the rest
 
 
