@@ -57,8 +57,9 @@ class ClusterRun:
         )
 
     def last_outcome(self) -> str | None:
-        """How the newest start ended, None while it has not."""
-        return read_attempts(self.folder)[-1].outcome
+        """How the newest start ended, None while none has begun or it has not ended."""
+        attempts = read_attempts(self.folder)
+        return attempts[-1].outcome if attempts else None
 
     def seed(self, seed: int) -> ClusterRun:
         """One training of an array."""
