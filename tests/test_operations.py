@@ -22,7 +22,7 @@ COMMANDS = [
     if line.strip()
 ]
 STARTERS = {"mpirun", "srun", "torchrun"}
-PLAIN = {"pip", "source", "tail", "touch", "scancel"}
+PLAIN = {"pip", "source", "tail", "echo", "scancel"}
 
 
 def own_command(words: list[str]) -> list[str]:

@@ -192,8 +192,8 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
         Args:
             input_ids: (B, T) int64.
             output_positions: (B, M) int64 columns of this call's input_ids, strictly increasing in a row, -1 only at
-                its end. An unused slot repeats the one before it, or the row's first real token: finite, no loss, no
-                gradient. None: every column; logits of padding are then finite and without meaning.
+                its end, whose logits are finite and without meaning: no loss, no gradient. None: every column; the
+                same then goes for logits of padding.
             document_ids: (B, T) int64; a segment ends where the value changes.
             attention_mask: (B, at least T), 0 marks padding on the left or right; the last T columns are this call's.
             position_ids: (B or 1, T) int64 RoPE positions; None: counted within the segment, padding left out.

@@ -19,9 +19,9 @@ def gather_columns(tokens: Tensor, columns: Tensor) -> Tensor:
 
 
 def computed_columns(columns: Tensor) -> Tensor:
-    """Where the slots (B, M) are computed: an unused one repeats the slot before it, or column 0 in a row without any.
+    """Where the slots (B, M) are computed: an unused one where the slot before it is, column 0 in a row without any.
 
-    So near its neighbours, it does not widen the span of keys that a block of queries reads.
+    There, and with one key to read (`stream_plan.py`), it does not widen the span that a block of queries reads.
     """
     return columns.clamp(min=0).cummax(dim=1).values
 

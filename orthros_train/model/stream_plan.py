@@ -88,6 +88,8 @@ def plan_streams(
     else:
         output_from = None if contiguous is None else contiguous + T - (T if output_columns is None else output_columns)
     output_positions, output_first, output_angles = (take_tokens(each, output_columns) for each in parts)
+    if isinstance(output_columns, Tensor):
+        output_first = torch.where(output_columns < 0, output_positions, output_first)  # an unused slot reads one key
     window, sinks = config.base_window, config.base_sinks
     output_window = None if config.architecture == "orthros" else window
     return StreamPlan(

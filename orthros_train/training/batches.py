@@ -19,7 +19,6 @@ from orthros_train.config import Config
 from orthros_train.data import collate, rank_micro_batches
 from orthros_train.data.output_slots import step_output_slots
 from orthros_train.data.samples import Samples
-from orthros_train.model.stream_layout import computed_columns
 from orthros_train.parallel.mesh import Mesh
 
 IGNORED_LABEL = -100
@@ -151,7 +150,7 @@ def segment_lengths(batch: Batch) -> list[int]:
 def output_columns(batches: Sequence[Batch]) -> list[int] | None:
     """Columns of all output tokens, with the rows of all micro-batches joined into one; None: one at every column.
 
-    A slot without a label is computed all the same, and is counted where it is.
+    A slot without a label is computed all the same. It reads one key, as the first token of its row does.
     """
     if not any("output_positions" in batch for batch in batches):
         return None
@@ -160,7 +159,7 @@ def output_columns(batches: Sequence[Batch]) -> list[int] | None:
     for batch in batches:
         rows, tokens = batch["input_ids"].shape
         everywhere = torch.arange(tokens).expand(rows, tokens)
-        positions = computed_columns(batch.get("output_positions", everywhere))  # (B, M)
+        positions = batch.get("output_positions", everywhere).clamp(min=0)  # (B, M)
         columns += (positions + before + tokens * torch.arange(rows)[:, None]).flatten().tolist()
         before += rows * tokens
     return columns

@@ -5,6 +5,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from orthros_train.model import KVCache, OrthrosForCausalLM
+from orthros_train.model.stream_plan import plan_streams
 from tests.model.tiny import SHAPE, assert_close, tiny_config, tiny_model, token_ids
 
 ARMS = [
@@ -162,10 +163,10 @@ def test_output_positions_pick_from_output_everywhere(arm, packed):
     positions = torch.tensor([[0, 4, 5, 22], [3, 21, -1, -1], [-1, -1, -1, -1]])
     some = model(ids, output_positions=positions, document_ids=documents).logits
     for row in range(3):
-        computed = 0  # an unused slot repeats the one before it
         for slot, position in enumerate(positions[row].tolist()):
-            computed = max(computed, position)
-            assert_close(some[row, slot], everywhere[row, computed])
+            if position >= 0:
+                assert_close(some[row, slot], everywhere[row, position])
+    assert some.isfinite().all()
 
 
 @arms
@@ -176,6 +177,27 @@ def test_logits_to_keep_means_the_last_columns(arm):
     everywhere = model(ids).logits
     for keep in (1, 4, 19, 30):
         assert_close(model(ids, logits_to_keep=keep).logits, everywhere[:, -keep:])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_unused_slots_read_one_key(packed):
+    """They widen no block of another row's used slots, and a block of them alone reads next to nothing."""
+    model, T = tiny_model(), 900
+    documents = (torch.arange(T) // 300).expand(2, -1) if packed else None
+    used = torch.arange(650, 850)  # more than a block of 192
+    positions = torch.full((2, 500), -1)
+    positions[0, :200], positions[1, :10] = used, used[:10]
+    plan = plan_streams(
+        *(model.config, model.model.rotary_emb, "sdpa", 2, T, torch.float32, torch.device("cpu")),
+        output_columns=positions,
+        document_ids=documents,
+    )
+    sizes = []
+    for block in plan.output.visibility.blocks(T, torch.float32):
+        (keys,) = block.keys
+        sizes.append(keys.stop - keys.start if isinstance(keys, slice) else keys.shape[1])
+    first = 600 if packed else 0
+    assert sizes == [842 - first, 850 - first, 1]
 
 
 def test_an_unused_slot_has_no_gradient():
