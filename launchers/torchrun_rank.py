@@ -8,12 +8,15 @@ names: status.json does not exist where bad input was found first, and other mac
 from __future__ import annotations
 
 import os
+import time
 
 from orthros_train.__main__ import run
 from orthros_train.command_line import run_command
 from orthros_train.errors import InputError
+from orthros_train.launch_environment import environment_number
 from orthros_train.launch_protocol import BAD_INPUT, STOPPED
 
+OTHERS_SECONDS = 10.0  # for ranks on other machines to find the same: the end of torchrun on the head ends them all
 CODES_VARIABLE = "ORTHROS_RANK_CODES"  # the file on this machine to which each rank adds a line, its exit code
 
 
@@ -23,6 +26,8 @@ def main() -> int:
         code = run()
     except InputError:
         _note(BAD_INPUT)
+        if environment_number("WORLD_SIZE", 1) > environment_number("LOCAL_WORLD_SIZE", 1):
+            time.sleep(OTHERS_SECONDS)
         raise
     _note(code)
     return 0 if code == STOPPED else code
