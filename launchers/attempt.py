@@ -38,7 +38,7 @@ from orthros_train.command_line import CommandParser, count, positive_int, run_c
 from orthros_train.config import gradient_accumulation_steps, load_config
 from orthros_train.errors import InputError
 from orthros_train.launch_environment import environment_number
-from orthros_train.launch_protocol import BAD_INPUT, DONE, FAILED, LAUNCHER, STOP_FILE, STOPPED
+from orthros_train.launch_protocol import BAD_INPUT, DONE, FAILED, LAUNCHER, STOP_FILE, STOPPED, is_launchers
 
 EXAMPLES = """\
   python launchers/attempt.py begin --ranks-per-node 8 configs/orthros_1.3b.yaml
@@ -115,11 +115,7 @@ def why_not(run: Path, attempt: Attempt, restart_limit: int) -> str | None:
 
 def remove_launchers_file(file: Path) -> None:
     """Remove the stop file where a launcher wrote it, for a start that is over."""
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return
-    if text.startswith(LAUNCHER):
+    if is_launchers(file):
         file.unlink(missing_ok=True)
 
 
@@ -207,9 +203,7 @@ def not_requeued(options: argparse.Namespace) -> int:
 def own_attempts(run: Path) -> list[Attempt]:
     """The starts of this job (outside SLURM, all), at least one. Raises InputError."""
     attempts = read_attempts(run)
-    newest = own_attempt(attempts)
-    if newest is None:
-        raise InputError(f"no start of this job is recorded in {run}: launchers call `begin` first")
+    newest = own_attempt(run, attempts)
     return [attempt for attempt in attempts if attempt.job_id == newest.job_id]
 
 

@@ -136,17 +136,23 @@ def end_attempt(run: Path, outcome: str) -> None:
     """
     with _alone(run):
         attempts = read_attempts(run)
-        own = own_attempt(attempts)
-        if own is None:
-            raise InputError(f"no start of this job is recorded in {run}: launchers call `begin` first")
+        own = own_attempt(run, attempts)
         changed = [replace(one, ended=now(), outcome=outcome) if one is own else one for one in attempts]
         _rewrite(_attempts_file(run), list(map(asdict, changed)))
 
 
-def own_attempt(attempts: Sequence[Attempt]) -> Attempt | None:
-    """The newest of this job, since another's may have been recorded later; outside SLURM, the newest of all."""
+def own_attempt(run: Path, attempts: Sequence[Attempt]) -> Attempt:
+    """Of the attempts in `run`, the newest of this job, since another's may have been recorded later; outside SLURM,
+    the newest of all.
+
+    Raises:
+        InputError: it has none.
+    """
     job_id = environment_number("SLURM_JOB_ID", 0)
-    return next((attempt for attempt in reversed(attempts) if not job_id or attempt.job_id == job_id), None)
+    for attempt in reversed(attempts):
+        if not job_id or attempt.job_id == job_id:
+            return attempt
+    raise InputError(f"no start of this job is recorded in {run}: launchers call `begin` first")
 
 
 def read_attempts(run: Path) -> list[Attempt]:

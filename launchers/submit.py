@@ -16,7 +16,7 @@ from pathlib import Path
 from evaluation.run import build_parser as evaluation_parser
 from evaluation.run import chosen_suites
 from launchers import slurm_client
-from launchers.attempt import RANK_VARIABLES, STOP_FILE
+from launchers.attempt import RANK_VARIABLES
 from launchers.preflight import files_of, input_paths
 from launchers.run_records import Job, add_job, now, read_jobs
 from launchers.sbatch_script import LOG_FOLDER, JobSettings, evaluation_script, export_script, training_script
@@ -24,6 +24,7 @@ from orthros_train.command_line import CommandParser, count, positive_int, run_c
 from orthros_train.config import Config, gradient_accumulation_steps, load_config
 from orthros_train.data.storage import write_text_atomically
 from orthros_train.errors import InputError
+from orthros_train.launch_protocol import STOP_FILE
 
 EXAMPLES = """\
   python launchers/submit.py configs/orthros_1.3b.yaml --nodes 4 --gpus-per-node 8 --time 1-00:00:00 --print
@@ -33,8 +34,6 @@ EXAMPLES = """\
   python launchers/submit.py configs/demo.yaml --nodes 2 --ranks-per-node 2 --shell-line 'module load python'
 
 `echo stop > outputs/RUN/stop_requested` stops a training for good, with a checkpoint; scancel ends it at once."""
-
-
 START_SECONDS = 120  # of a job: meeting, preflight, reading the checkpoint
 
 

@@ -30,7 +30,7 @@ from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.config import load_config
 from orthros_train.errors import InputError
 from orthros_train.launch_environment import MPI_SIZES, SRUN_SIZE, environment_number
-from orthros_train.launch_protocol import BAD_INPUT, FAILED, LAUNCHER, STOP_FILE
+from orthros_train.launch_protocol import BAD_INPUT, FAILED, LAUNCHER, STOP_FILE, is_launchers
 
 EXAMPLES = """\
   python launchers/supervise.py configs/demo.yaml train.steps=100 -- torchrun --standalone --nproc-per-node 2
@@ -144,7 +144,7 @@ def _run(command: Sequence[str], run: Path, environment: dict[str, str]) -> int:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-        if requests and _is_ours(run / STOP_FILE):
+        if requests and is_launchers(run / STOP_FILE):
             (run / STOP_FILE).unlink(missing_ok=True)
 
 
@@ -175,15 +175,8 @@ def _request_stop(run: Path, text: str) -> None:
     with contextlib.suppress(OSError):  # no folder yet, or a full disk, where the empty file is enough
         if not file.exists():
             file.write_text(text, encoding="utf-8")
-        elif _is_ours(file):
+        elif is_launchers(file):
             os.utime(file)
-
-
-def _is_ours(file: Path) -> bool:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").startswith(LAUNCHER)
-    except OSError:
-        return False
 
 
 def _say(text: str) -> None:

@@ -116,7 +116,8 @@ def _blockwise(
     """All blocks; into `sums`, on a CPU, the logarithms of each block's softmax sums."""
     out = torch.empty_like(queries)
     for block in visibility.blocks(keys.shape[2], queries.dtype):
-        (together, mask), k, v = _together(queries, keys, block), _take(keys, block), _take(values, block)
+        together, k, v = _together(queries, keys, block), _take(keys, block), _take(values, block)
+        mask = _mask_together(queries, keys, block)
         if sums is None:
             attended = F.scaled_dot_product_attention(together, k, v, attn_mask=mask)
         else:
@@ -126,16 +127,20 @@ def _blockwise(
     return out
 
 
-def _together(of_queries: Tensor, keys: Tensor, block: Block) -> tuple[Tensor, Tensor | None]:
-    """A block of (B, H, M, d) as (B, G, H/G·c, d), the queries of one KV head as rows over one copy of it; its mask.
+def _together(of_queries: Tensor, keys: Tensor, block: Block) -> Tensor:
+    """A block of (B, H, M, d) as (B, G, H/G·c, d), the queries of one KV head as rows over one copy of it.
 
     So one query a head reads K and V once, no kernel that takes a mask repeats them for `enable_gqa`, and the backward
     in bfloat16 is a fifth faster (docs/LOG.md).
     """
     part = of_queries[:, :, block.queries]
-    group = part.shape[1] // keys.shape[1]
-    mask = block.mask if block.mask is None or group == 1 else block.mask.repeat(1, 1, group, 1)
-    return part.reshape(*keys.shape[:2], -1, part.shape[3]), mask
+    return part.reshape(*keys.shape[:2], -1, part.shape[3])
+
+
+def _mask_together(queries: Tensor, keys: Tensor, block: Block) -> Tensor | None:
+    """The block's mask over the rows of `_together`."""
+    group = queries.shape[1] // keys.shape[1]
+    return block.mask if block.mask is None or group == 1 else block.mask.repeat(1, 1, group, 1)
 
 
 def _apart(together: Tensor, queries: Tensor) -> Tensor:
@@ -167,11 +172,11 @@ class _BlockwiseAttention(torch.autograd.Function):
         grad_queries = torch.empty_like(queries)
         grad_keys, grad_values = torch.zeros_like(keys, dtype=wide), torch.zeros_like(values, dtype=wide)
         for number, block in enumerate(ctx.visibility.blocks(keys.shape[2], queries.dtype)):  # type: ignore[attr-defined]
-            together, mask = _together(queries, keys, block)
-            grad_together, _ = _together(grad_out, keys, block)
+            together, mask = _together(queries, keys, block), _mask_together(queries, keys, block)
+            grad_together = _together(grad_out, keys, block)
             k, v = _take(keys, block), _take(values, block)
             if forward:
-                out, sums = _together(forward[0], keys, block)[0], forward[1 + number]
+                out, sums = _together(forward[0], keys, block), forward[1 + number]
                 gradients = _cpu_backward(grad_together, together, k, v, out, sums, 0.0, False, attn_mask=mask)
             else:
                 with torch.enable_grad():
