@@ -130,8 +130,8 @@ def _blockwise(
 def _together(of_queries: Tensor, keys: Tensor, block: Block) -> Tensor:
     """A block of (B, H, M, d) as (B, G, H/G·c, d), the queries of one KV head as rows over one copy of it.
 
-    So one query a head reads K and V once, no kernel that takes a mask repeats them for `enable_gqa`, and the backward
-    in bfloat16 is a fifth faster (docs/LOG.md).
+    So one query a head reads K and V once, no kernel that takes a mask repeats them for `enable_gqa`, and
+    training in bfloat16 is faster (docs/LOG.md).
     """
     part = of_queries[:, :, block.queries]
     return part.reshape(*keys.shape[:2], -1, part.shape[3])
