@@ -1,7 +1,7 @@
 """How long does a prompt take: both arms, and transformers' LlamaForCausalLM of the same shape and weights?
 
-Batch 1, logits of the last token, a cache written. The models take turns at each length, so that a slow moment of the
-machine hits all of them; medians count. Beside each time stand the exact FLOPs. Our arms compute in the last layer what
+Batch 1, logits of the last token, a cache written. Models and lengths take turns, so that a slow moment of the machine
+hits all of them; medians count. Beside each time stand the exact FLOPs. Our arms compute in the last layer what
 the asked-for logits need; LlamaForCausalLM computes it at every position, and its FLOPs say so.
 
 With --peak-memory each model and length also runs in a process of its own, which tells how far memory grew beyond the
@@ -98,24 +98,22 @@ def measure(options: argparse.Namespace, configs: Mapping[str, OrthrosConfig]) -
     from evaluation.benchmarking.kernels import largest_kernels  # noqa: PLC0415
 
     calls = prefill_calls(configs, options.arms, options)
-    records: list[Record] = []
-    before: dict[str, float] = {}
     lengths = sorted(set(options.lengths))
-    with counted_calls("prefill", len(lengths) * len(options.arms) * (options.repeats + 1)) as on_call:
-        for length in lengths:
-            named = {f"{arm} {length}": call for arm, call in calls(length).items()}
-            here = {
-                arm: timed(case, seconds, flops_of(arm, configs, length), arm=arm, length=length)
-                for arm, (case, seconds) in zip(
-                    options.arms, interleaved(named, options.repeats, on_call).items(), strict=True
-                )
-            }
-            for arm, record in here.items():
-                record["growth"] = record["seconds"] / before[arm] if arm in before else None
-                before[arm] = record["seconds"]
-            if "transformer" in here:
-                set_against(here.values(), here["transformer"])
-            records += here.values()
+    named = {f"{arm} {length}": call for length in lengths for arm, call in calls(length).items()}
+    with counted_calls("prefill", len(named) * (options.repeats + 1)) as on_call:
+        seconds = interleaved(named, options.repeats, on_call)
+    records: list[Record] = []
+    shorter: dict[str, float] = {}
+    for length in lengths:
+        here = {}
+        for arm in options.arms:
+            case = f"{arm} {length}"
+            here[arm] = timed(case, seconds[case], flops_of(arm, configs, length), arm=arm, length=length)
+            here[arm]["growth"] = here[arm]["seconds"] / shorter[arm] if arm in shorter else None
+            shorter[arm] = here[arm]["seconds"]
+        if "transformer" in here:
+            set_against(here.values(), here["transformer"])
+        records += here.values()
     kernels = (
         {arm: largest_kernels(call, options.device) for arm, call in calls(lengths[-1]).items()}
         if options.profile

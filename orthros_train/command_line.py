@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from orthros_train.errors import InputError
+from orthros_train.freed_memory import keep_freed_memory
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -79,6 +80,7 @@ def run_command(main: Callable[[], int | None]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a path or a text that the terminal's encoding lacks is no crash
             stream.reconfigure(errors="backslashreplace")
+    keep_freed_memory()
     try:
         code = main() or 0
         sys.stdout.flush()

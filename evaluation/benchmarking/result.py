@@ -28,6 +28,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "seconds": ("median s", "{:.4g}"),
     "spread": ("spread", "{:.1%}"),
     "processor_seconds": ("processor s", "{:.4g}"),
+    "start_up_processor_seconds": ("start-up processor s", "{:.3g}"),
     "flops": ("FLOPs", "{:.4g}"),
     "flops_per_second": ("FLOP/s", "{:.3g}"),
     "mfu_exact": ("mfu_exact", "{:.3f}"),

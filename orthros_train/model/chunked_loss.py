@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-CHUNK_TOKENS = 1024  # enough for full GEMMs, to which adding up ∂W is little
-CPU_CHUNK_TOKENS = 256  # at 32,000 ids in float32, 31 MiB of logits: measured fastest of 128 to 2048 (docs/LOG.md)
+CHUNK_TOKENS = 1024  # enough for full GEMMs, to which adding up ∂W is little (docs/LOG.md)
 
 TokenLosses = Callable[[Tensor, Tensor], Tensor]  # logits (1, n, V) and labels (1, n) -> losses (1, n)
 
@@ -40,8 +39,8 @@ def chunked_loss_sum(hidden: Tensor, weight: Tensor, labels: Tensor, token_losse
         flat, weight = flat.to(torch.get_autocast_dtype(device)), weight.to(torch.get_autocast_dtype(device))
     if torch.is_grad_enabled() and (flat.requires_grad or weight.requires_grad):
         return _ChunkedLossSum.apply(flat, weight, labels, token_losses)
-    total, size = flat.new_zeros((), dtype=_wide(flat)), _chunk_tokens(flat)
-    for chunk, its_labels in zip(flat.split(size), labels.split(size), strict=True):
+    total = flat.new_zeros((), dtype=_wide(flat))
+    for chunk, its_labels in zip(flat.split(CHUNK_TOKENS), labels.split(CHUNK_TOKENS), strict=True):
         total += token_losses(F.linear(chunk, weight)[None], its_labels[None]).sum()
     return total
 
@@ -55,9 +54,8 @@ class _ChunkedLossSum(torch.autograd.Function):
         total = hidden.new_zeros((), dtype=_wide(hidden))
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=_wide(weight)) if wants_weight else None
-        size = _chunk_tokens(hidden)
-        for start in range(0, hidden.shape[0], size):
-            rows = slice(start, start + size)
+        for start in range(0, hidden.shape[0], CHUNK_TOKENS):
+            rows = slice(start, start + CHUNK_TOKENS)
             chunk = hidden[rows]  # (n, D)
             logits = F.linear(chunk, weight).requires_grad_()  # (n, V)
             with torch.enable_grad():
@@ -83,10 +81,6 @@ class _ChunkedLossSum(torch.autograd.Function):
             for each in ctx.saved_tensors  # type: ignore[attr-defined]
         )
         return grad_hidden, grad_weight, None, None
-
-
-def _chunk_tokens(hidden: Tensor) -> int:
-    return CPU_CHUNK_TOKENS if hidden.device.type == "cpu" else CHUNK_TOKENS
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

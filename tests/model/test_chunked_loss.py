@@ -13,7 +13,7 @@ TOKENS = 4  # of a chunk
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Several chunks, the last one short."""
-    monkeypatch.setattr("orthros_train.model.chunked_loss.CPU_CHUNK_TOKENS", TOKENS)
+    monkeypatch.setattr("orthros_train.model.chunked_loss.CHUNK_TOKENS", TOKENS)
 
 
 def batch():
