@@ -53,7 +53,7 @@ class _ChunkedLossSum(torch.autograd.Function):
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]  # type: ignore[attr-defined]
         total = hidden.new_zeros((), dtype=_wide(hidden))
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=_wide(weight)) if wants_weight else None
+        grad_weight = None
         for start in range(0, hidden.shape[0], CHUNK_TOKENS):
             rows = slice(start, start + CHUNK_TOKENS)
             chunk = hidden[rows]  # (n, D)
@@ -64,10 +64,16 @@ class _ChunkedLossSum(torch.autograd.Function):
             total += loss.detach()
             if grad_hidden is not None:
                 torch.mm(slope, weight, out=grad_hidden[rows])
-            if grad_weight is not None and grad_weight.dtype == chunk.dtype:
+            if not wants_weight:
+                continue
+            if grad_weight is None:
+                grad_weight = (slope.mT @ chunk).to(_wide(weight))  # (V, D)
+            elif grad_weight.dtype == chunk.dtype:
                 grad_weight.addmm_(slope.mT, chunk)
-            elif grad_weight is not None:
+            else:
                 grad_weight += slope.mT @ chunk
+        if wants_weight and grad_weight is None:  # no tokens
+            grad_weight = torch.zeros_like(weight, dtype=_wide(weight))
         ctx.save_for_backward(grad_hidden, grad_weight)  # type: ignore[arg-type]
         ctx.dtype = weight.dtype  # type: ignore[attr-defined]
         return total

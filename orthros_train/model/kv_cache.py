@@ -109,8 +109,11 @@ class KVCache(Cache):
         self._pending = (columns, longest, counts)
         if counts is not None or self.uniform_length is None:
             grid = torch.arange(columns, device=device).expand(batch_size, columns)
-            real = torch.ones_like(grid, dtype=torch.bool) if counts is None else grid < counts[:, None]
-            rows, source = real.nonzero(as_tuple=True)
+            if counts is None:  # a decoding step: no waiting for a device's number of real tokens
+                rows = torch.arange(batch_size, device=device)[:, None].expand_as(grid).flatten()
+                source = grid.flatten()
+            else:
+                rows, source = (grid < counts[:, None]).nonzero(as_tuple=True)
             self._slots = (rows, source, self.lengths[rows] + source)
 
     def update(

@@ -142,6 +142,10 @@ class LayerFactory:
         """
         return chunked_loss_sum(hidden, weight, labels, self.cross_entropy)
 
+    def whole_vocabulary(self, logits: Tensor) -> Tensor:
+        """What the head gives (…, this rank's part of the vocabulary) -> (…, vocab), on every rank."""
+        return logits
+
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Loss of each token, in at least float32: logits (B, M, vocab), labels (B, M) -> (B, M); 0 where ignored."""
         wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))

@@ -295,7 +295,7 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
             counts = None if lengths is None else (last - start).clamp(0, chunk.shape[1])
             hidden = self.model(chunk, columns, counts, cache=cache)
             if hidden.shape[1]:
-                chunk_logits = self.lm_head(hidden[:, 0])  # (B, vocab)
+                chunk_logits = self.factory.whole_vocabulary(self.lm_head(hidden[:, 0]))  # (B, vocab)
                 logits = chunk_logits if logits is None else torch.where(ends[:, None], chunk_logits, logits)
         assert logits is not None
         return logits, cache
@@ -303,7 +303,7 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
     @torch.no_grad()
     def decode(self, token_ids: Tensor, cache: KVCache) -> Tensor:
         """Append one token a row: `token_ids` (B,) int64 -> logits (B, vocab) of what follows; extends the cache."""
-        return self.lm_head(self.model(token_ids[:, None], cache=cache)[:, 0])
+        return self.factory.whole_vocabulary(self.lm_head(self.model(token_ids[:, None], cache=cache)[:, 0]))
 
     def _loss(self, hidden: Tensor, logits: Tensor | None, shift_labels: Tensor, items: int | Tensor | None) -> Tensor:
         if logits is None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -188,6 +189,12 @@ class TensorParallelFactory(LayerFactory):
         else:
             hidden = mcore.copy_to_tensor_model_parallel_region(hidden, group=group)
         return super().loss_sum(hidden, weight, labels)
+
+    def whole_vocabulary(self, logits: Tensor) -> Tensor:
+        """Gathered over the tensor axis, less the padding."""
+        parts = [torch.empty_like(logits) for _ in range(self.mesh.tensor_size)]
+        dist.all_gather(parts, logits.contiguous(), group=self.mesh.tensor_group)
+        return torch.cat(parts, dim=-1)[..., : self.config.vocab_size]
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Loss of each token from vocabulary-parallel logits (B, M, padded/R); 0 where ignored."""

@@ -52,6 +52,8 @@ def train(config: Config, command: Sequence[str], open_suites: OpenSuites | None
     """
     stop = StopRequests(time.monotonic(), config.train.wall_clock_limit_seconds)
     with stop.handling_signals():
+        if config.parallel.tensor > 1:  # what it says to CUDA is heard before CUDA starts
+            import orthros_train.parallel.quiet_megatron  # noqa: F401, PLC0415
         ranks = start_ranks(config.parallel.timeout_seconds)
         folder = RunFolder(config)
         ranks.on_main(folder.inspect)

@@ -15,6 +15,7 @@ import torch
 from orthros_train.config import Config, config_to_yaml
 from orthros_train.conversion.from_checkpoint import export_hf
 from orthros_train.data import PretrainingData, collate, load_tokenizer
+from orthros_train.errors import InputError
 from orthros_train.model import OrthrosForCausalLM
 from orthros_train.training import loop
 from tests.training.small_runs import MODEL, WORDS, checkpoint_names, losses, metrics, run, small_config, write_corpus
@@ -182,3 +183,24 @@ def test_a_start_over_and_a_longer_schedule_are_said(
     assert "holds no checkpoint yet, starting from step 0" in said
     assert run(small_config(tmp_path / "run", corpus, train__steps=6)) == 0
     assert "train.steps was 4 and is 6: the learning rate goes on at" in capfd.readouterr().out
+
+
+def test_what_tensor_parallelism_says_to_cuda_is_said_before_cuda_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels in the order of the program: CUDA reads the variable once, when it starts."""
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    monkeypatch.delitem(sys.modules, "orthros_train.parallel.quiet_megatron", raising=False)
+    seen: list[str | None] = []
+
+    def start(timeout_seconds: float) -> None:
+        seen.append(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
+        raise InputError("that is all")
+
+    monkeypatch.setattr(loop, "start_ranks", start)
+    config = small_config(tmp_path / "run", write_corpus(tmp_path, ["some words"] * 20))
+    for tensor in (1, 2):
+        config.parallel.tensor = tensor
+        with pytest.raises(InputError, match="that is all"):
+            loop.train(config, [])
+    assert seen == [None, "1"]
