@@ -29,13 +29,15 @@ CAUSAL_TAIL_ROWS = 1024  # queries of one call: the kernel computes masked pairs
 
 
 def choose_kernel(requested: str, device: torch.device, dtype: torch.dtype, gradients: bool, sinks: int) -> str:
-    """The kernel to use for "auto", or the requested one.
+    """The requested kernel, or for "auto" flash-attn where it can train here and PyTorch's attention elsewhere.
+
+    flash-attn reads packed documents and answer spans without masks, but copies a cache that it reads at every step.
 
     Raises:
         ValueError: the requested kernel is unknown or cannot run here; the message says why and what can.
     """
     if requested == "auto":
-        return "sdpa"
+        return "flash" if gradients and flash_obstacle(device, dtype, sinks) is None else "sdpa"
     if requested not in KERNEL_NAMES:
         raise ValueError(f"attention_kernel={requested!r} is unknown; choose one of auto, {', '.join(KERNEL_NAMES)}")
     obstacle = None

@@ -8,8 +8,10 @@ flash-attn's bottom-right causal mask, and `window_size=(w-1, 0)` is our w. A qu
 Shapes: B batch, M queries, S keys, H query heads, G KV heads, d head size, Q distinct queries, R runs.
 """
 
+import importlib
 import importlib.util
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -21,12 +23,23 @@ def flash_obstacle(device: torch.device, dtype: torch.dtype, sinks: int) -> str 
     """Why flash cannot run here, or None."""
     if device.type != "cuda":
         return f"flash-attn needs a CUDA device, not {device.type}"
-    if importlib.util.find_spec("flash_attn") is None:
-        return "the package flash-attn is not installed"
+    if (problem := _import_problem()) is not None:
+        return problem
     if dtype not in (torch.bfloat16, torch.float16):
         return f"flash-attn needs bfloat16 or float16, not {dtype}"
     if sinks:
         return f"flash-attn's window has no sinks (base_sinks={sinks})"
+    return None
+
+
+@cache
+def _import_problem() -> str | None:
+    if importlib.util.find_spec("flash_attn") is None:
+        return "the package flash-attn is not installed"
+    try:
+        importlib.import_module("flash_attn")
+    except (ImportError, OSError) as error:  # built for another torch
+        return f"the package flash-attn cannot be imported ({error})"
     return None
 
 
@@ -45,17 +58,23 @@ def attend_runs(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visib
         runs = visibility.prepared[B, keys.shape[2]] = _find_runs(visibility, B, M, keys.shape[2])
     packed = queries.transpose(1, 2).reshape(B * M, H, d)
     out = varlen_attention(
-        packed if runs.distinct is None else packed[runs.distinct],
-        keys.transpose(1, 2).flatten(0, 1)[runs.keys],
-        values.transpose(1, 2).flatten(0, 1)[runs.keys],
+        _chosen(packed, runs.distinct),
+        _chosen(keys.transpose(1, 2).flatten(0, 1), runs.keys),
+        _chosen(values.transpose(1, 2).flatten(0, 1), runs.keys),
         cu_seqlens_q=runs.query_starts,
         cu_seqlens_k=runs.key_starts,
         max_seqlen_q=runs.most_queries,
         max_seqlen_k=runs.most_keys,
         causal=True,
         window_size=(-1, -1) if visibility.window is None else (visibility.window - 1, 0),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
     )
     return (out if runs.distinct is None else out[runs.place]).view(B, M, H, d).transpose(1, 2)
+
+
+def _chosen(packed: Tensor, which: Tensor | None) -> Tensor:
+    """The tokens that a call takes of all (tokens, heads, d), without a copy where it takes all."""
+    return packed if which is None else packed.index_select(0, which)
 
 
 @dataclass(frozen=True)
@@ -65,7 +84,7 @@ class _Runs:
     Attributes:
         distinct: (Q,), which of the B·M queries are computed; None: all of them.
         place: (B·M,), where among the distinct ones each query is.
-        keys: which of the B·S keys each run reads, one run after the other.
+        keys: which of the B·S keys each run reads, one run after the other; None: all of them in order.
         query_starts: (R + 1,) int32, where each run's queries start, and the end.
         key_starts: (R + 1,) int32, where each run's keys start, and the end.
         most_queries: of a run.
@@ -74,7 +93,7 @@ class _Runs:
 
     distinct: Tensor | None
     place: Tensor
-    keys: Tensor
+    keys: Tensor | None
     query_starts: Tensor
     key_starts: Tensor
     most_queries: int
@@ -98,10 +117,12 @@ def _find_runs(visibility: Visibility, B: int, M: int, S: int) -> _Runs:
     lengths = positions.flatten()[ends] - low + 1  # (R,)
     key_starts = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
     offsets = torch.arange(int(key_starts[-1]), device=low.device) - key_starts[:-1].repeat_interleave(lengths)
+    keys = (begins // M * S + low).repeat_interleave(lengths) + offsets
+    in_order = len(keys) == B * S and torch.equal(keys, torch.arange(B * S, device=keys.device))
     return _Runs(
         distinct=None if len(distinct) == B * M else distinct,
         place=new.cumsum(0) - 1,
-        keys=(begins // M * S + low).repeat_interleave(lengths) + offsets,
+        keys=None if in_order else keys,
         query_starts=query_starts.int(),
         key_starts=key_starts.int(),
         most_queries=int(query_starts.diff().max()),

@@ -32,8 +32,7 @@ class RMSNorm(nn.Module):
 
     def normalize(self, x: Tensor, weight: Tensor) -> Tensor:
         """The norm with the given weight (width,)."""
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return weight * F.rms_norm(wide, (x.shape[-1],), eps=self.eps).to(x.dtype)
+        return weight * F.rms_norm(x, (x.shape[-1],), eps=self.eps)  # which computes in at least float32
 
 
 class Linear(nn.Linear):

@@ -1,5 +1,6 @@
 """Every kernel against a softmax written as Python loops: outputs and gradients (window, sinks, segments, GQA)."""
 
+import importlib.util
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from orthros_train.model import attention_kernels
+from orthros_train.model import attention_kernels, flash_runs
 from orthros_train.model.attention_kernels import attend, choose_kernel
 from orthros_train.model.flash_runs import attend_runs, flash_obstacle
 from orthros_train.model.visibility import Visibility
@@ -44,7 +45,9 @@ def random_inputs(B, M, S, seed, H=4, G=2, d=4):
     ]
 
 
-def reference_flash(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window_size):
+def reference_flash(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window_size, deterministic
+):
     """What flash_attn_varlen_func documents: causal aligned bottom-right, window (left, right) inclusive."""
     assert causal
     outputs = []
@@ -313,11 +316,66 @@ def test_a_kernel_that_cannot_run_says_why(kernel, gradients, sinks, reason):
         choose_kernel(kernel, torch.device("cpu"), torch.float32, gradients, sinks)
 
 
-def test_flash_names_each_obstacle(monkeypatch):
+@pytest.fixture
+def flash_attn(monkeypatch):
+    """A function that puts a module in flash-attn's place: one that can be imported, one that cannot, or none."""
+    flash_runs._import_problem.cache_clear()
+
+    def put(error=None, there=True):
+        def find(name):
+            return object() if there else None
+
+        def load(name):
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(importlib.util, "find_spec", find)
+        monkeypatch.setattr(importlib, "import_module", load)
+        flash_runs._import_problem.cache_clear()
+
+    yield put
+    flash_runs._import_problem.cache_clear()
+
+
+def test_flash_names_each_obstacle(flash_attn):
     cuda = torch.device("cuda")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    flash_attn(there=False)
     assert "not installed" in flash_obstacle(cuda, torch.bfloat16, 0)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    flash_attn(ImportError("undefined symbol"))
+    assert "cannot be imported (undefined symbol)" in flash_obstacle(cuda, torch.bfloat16, 0)
+    flash_attn()
     assert "bfloat16" in flash_obstacle(cuda, torch.float32, 0)
     assert "sinks" in flash_obstacle(cuda, torch.bfloat16, 2)
     assert flash_obstacle(cuda, torch.bfloat16, 0) is None
+
+
+def test_auto_trains_with_flash_where_it_can(flash_attn):
+    flash_attn()
+    cuda, half = torch.device("cuda"), torch.bfloat16
+    assert choose_kernel("auto", cuda, half, True, 0) == "flash"
+    assert choose_kernel("auto", cuda, half, False, 0) == "sdpa"  # a cache would be copied at every step
+    assert choose_kernel("auto", cuda, half, True, 1) == "sdpa"
+    assert choose_kernel("auto", cuda, torch.float32, True, 0) == "sdpa"
+    assert choose_kernel("auto", torch.device("cpu"), half, True, 0) == "sdpa"
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("documents", [1, 2])
+def test_flash_copies_no_keys_where_runs_read_all_of_them_in_order(window, documents):
+    positions = torch.arange(12)[None].expand(2, -1)
+    first = torch.zeros_like(positions) if documents == 1 else torch.where(positions < 6, 0, 6)
+    queries, keys, values = (part.detach() for part in random_inputs(2, 12, 12, seed=7))
+    projected = [
+        part.transpose(1, 2).contiguous() for part in (keys, values)
+    ]  # (B, S, G, d), as the products give them
+    keys, values = (part.transpose(1, 2) for part in projected)
+    given = []
+
+    def record(q, k, v, **options):
+        given.extend((k, v))
+        return reference_flash(q, k, v, **options)
+
+    visibility = Visibility(positions, first, window, 0)
+    actual = attend_runs(queries, keys, values, visibility, record)
+    assert [part.data_ptr() for part in given] == [part.data_ptr() for part in projected]
+    assert_close(actual, attend(queries, keys, values, visibility, "eager"))
