@@ -64,6 +64,8 @@ ON_GPU = --dtype bf16 --device cuda --attention-kernel $(KERNEL)
 bench-gpu: $(RUNTIME)
 	$(RUN) benchmarks/training_step.py --output $(BENCH)/gpu_training_step.json $(ON_GPU) \
 	  --config configs/orthros_1.3b.yaml --uses pt --length 4096 --rows 2 --optimizer --profile
+	$(RUN) benchmarks/training_step.py --output $(BENCH)/gpu_packed_step.json $(ON_GPU) \
+	  --config configs/orthros_1.3b.yaml --uses pt --length 4096 --rows 2 --conversations 8 --optimizer --profile
 	$(RUN) benchmarks/decode.py --output $(BENCH)/gpu_decode.json $(ON_GPU) \
 	  --config configs/orthros_1.3b.yaml --contexts 4096,32768 --batches 1 --profile
 	$(RUN) benchmarks/prefill.py --output $(BENCH)/gpu_prefill.json $(ON_GPU) \

@@ -80,6 +80,7 @@ OPTIONS = {
     "train.sequence_length": REQUIRED,
     "train.seed": 42,
     "train.activation_checkpointing": False,
+    "train.compile": False,
     "train.deterministic": False,
     "train.max_consecutive_skips": 10,
     "train.wall_clock_limit_seconds": None,
@@ -540,6 +541,17 @@ SHARDED = ("parallel.tensor=4", "parallel.sequence=true")
             "parallel.overlap_gradients does not combine with parallel.zero_stage=1, which sums gradients once a step, "
             "after the last backward pass: set parallel.overlap_gradients: false, or parallel.zero_stage: 2",
         ),
+        (
+            ["train.compile=true", "parallel.zero_stage=3"],
+            "train.compile does not go with parallel.zero_stage=3, whose calls torch.compile does not look into: set "
+            "parallel.zero_stage: 2, or train.compile: false",
+        ),
+        (
+            ["train.compile=true", "train.activation_checkpointing=true"],
+            "set train.activation_checkpointing: false, or train.compile: false",
+        ),
+        (["train.compile=true", "parallel.tensor=2"], "train.compile does not go with parallel.tensor, "),
+        ([*FOUR_STAGES, "train.compile=true"], "train.compile does not go with parallel.pipeline, "),
         ([*FOUR_STAGES, "parallel.zero_stage=3"], "set parallel.zero_stage: 1, or parallel.pipeline: 1"),
         (
             ["parallel.sequence=true"],

@@ -94,6 +94,7 @@ class TrainSection(Section):
     sequence_length: int = Field(ge=1)
     seed: int = 42
     activation_checkpointing: bool = False
+    compile: bool = False  # torch.compile of the layers, attention left out: worth its start where steps are many
     deterministic: bool = False  # CUDA only: bitwise repeatable kernels
     max_consecutive_skips: int = Field(default=10, ge=1)  # non-finite steps in a row before the run stops
     wall_clock_limit_seconds: float | None = Field(default=None, gt=0)
@@ -243,6 +244,22 @@ class Config(Section):
             multiple = self.data.output_positions_multiple if self.task == "sft" else None
             check_sequence_shards(parallel.tensor, self.train.sequence_length, multiple)
         check_suites_layout(self.evaluation, parallel.tensor, parallel.pipeline, parallel.zero_stage)
+        return self
+
+    @model_validator(mode="after")
+    def _check_compile(self) -> Self:
+        obstacles = {
+            "parallel.tensor": (self.parallel.tensor > 1, "1"),
+            "parallel.pipeline": (self.parallel.pipeline > 1, "1"),
+            "parallel.zero_stage=3": (self.parallel.zero_stage == 3, "2"),
+            "train.activation_checkpointing": (self.train.activation_checkpointing, "false"),
+        }
+        for name, (present, remedy) in obstacles.items():
+            if self.train.compile and present:
+                raise ValueError(
+                    f"train.compile does not go with {name}, whose calls torch.compile does not look into: set "
+                    f"{name.partition('=')[0]}: {remedy}, or train.compile: false"
+                )
         return self
 
 

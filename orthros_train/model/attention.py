@@ -78,18 +78,18 @@ class TwoStreamAttention(nn.Module):
         tokens = self.queried_tokens(normed, plan)
         queries = self.q_norm(self._heads(self.q_proj(tokens), self.query_heads))  # (B, N, H, d)
         if self.is_last:
-            attended = self._attend(self.output_query(queries), keys, values, plan.output, plan.kernel)
+            attended = self.attend_heads(self.output_query(queries), keys, values, plan.output, plan.kernel)
         elif not self.two_streams:
-            attended = self._attend(self.base_query(queries), keys, values, plan.base, plan.kernel)
+            attended = self.attend_heads(self.base_query(queries), keys, values, plan.base, plan.kernel)
         else:
             x, y = self.streams.split_projected(queries, plan.base_tokens)  # (B, T, H, d), (B, M, H, d)
             attended = self.streams.join_projected(
-                self._attend(self.base_query(x), keys, values, plan.base, plan.kernel),
-                self._attend(self.output_query(y), keys, values, plan.output, plan.kernel),
+                self.attend_heads(self.base_query(x), keys, values, plan.base, plan.kernel),
+                self.attend_heads(self.output_query(y), keys, values, plan.output, plan.kernel),
             )
         return self.o_proj(attended)  # (B, N, H·d) -> (B, N, D)
 
-    def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, plan: QueryPlan, kernel: str) -> Tensor:
+    def attend_heads(self, queries: Tensor, keys: Tensor, values: Tensor, plan: QueryPlan, kernel: str) -> Tensor:
         """Queries (B, N, H, d) over keys, values (B, G, S, d) -> (B, N, H·d)."""
         queries = rotate(queries, *plan.rope).transpose(1, 2)  # (B, H, N, d)
         return attend(queries, keys, values, plan.visibility, kernel).transpose(1, 2).flatten(2)

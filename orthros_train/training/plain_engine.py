@@ -12,6 +12,7 @@ from orthros_train.model import OrthrosForCausalLM
 from orthros_train.parallel.mesh import Mesh
 from orthros_train.parallel.nonfinite import poisoned
 from orthros_train.training.batches import Batch
+from orthros_train.training.compilation import compile_layers
 from orthros_train.training.distillation import Teacher
 from orthros_train.training.engine import StepResult, TrainingEngine
 from orthros_train.training.optimizer import set_learning_rate
@@ -33,6 +34,8 @@ class PlainEngine(TrainingEngine):
     ) -> None:
         if config.train.activation_checkpointing:
             model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        if config.train.compile:
+            compile_layers(model, ranks.device)
         super().__init__(model, model.factory, config, ranks, mesh, accumulation_steps)
         self._teacher = teacher
 

@@ -40,6 +40,7 @@ CHANGEABLE = (
     "train.steps",
     "train.micro_batch_size",
     "train.activation_checkpointing",
+    "train.compile",
     "train.deterministic",
     "train.max_consecutive_skips",
     "train.wall_clock_limit_seconds",

@@ -5,13 +5,17 @@ The batches are hand-made: label counts differ wildly between micro-batches, and
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import Any
 
 import pytest
 import torch
 
 from orthros_train.config import Config
+from orthros_train.errors import InputError
 from orthros_train.parallel.quiet_deepspeed import deepspeed
+from orthros_train.training.compilation import compile_layers
 from orthros_train.training.optimizer import parameter_groups
 from orthros_train.training.ranks import start_ranks
 from tests.distributed import run_distributed
@@ -126,6 +130,29 @@ def test_tied_embeddings() -> None:
     expected = run_distributed(lambda: reference(**options), 1)[0]
     for zero_stage in (1, 3):
         assert_equal(run_distributed(on_engine, 2, engine_config(2, zero_stage), options)[0], expected, 1e-5)
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler")
+def test_compiled_layers_change_nothing(expected: dict[str, Any]) -> None:
+    """Losses, norms and gradients: a fused kernel rounds otherwise, and Adam divides small gradients by themselves. And
+    layers are compiled: a graph for what lies before attention and one for what follows, not one a layer and step."""
+
+    def compiled() -> tuple[dict[str, Any], int]:
+        result = on_engine(engine_config(4, 2, compile=True), {})
+        return result, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+    result, graphs = run_distributed(compiled, 1)[0]
+    for kind in ("losses", "norms"):
+        assert difference(result[kind], expected[kind]) <= 1e-5
+    for name, gradient in expected["gradients"].items():
+        assert difference(result["gradients"][name].view_as(gradient), gradient) <= 1e-5, name
+    assert 2 <= graphs <= 8
+
+
+def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(InputError, match=r"needs a C\+\+ compiler and no-such-compiler is not on PATH"):
+        compile_layers(small_model(), torch.device("cpu"))
 
 
 def test_activation_checkpointing_changes_nothing(expected: dict[str, Any]) -> None:
