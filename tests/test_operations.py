@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from launchers.preflight import input_paths
 from orthros_train import __main__ as training
 from orthros_train.config import load_config
+from orthros_train.data.manifest import bin_path, idx_path, manifest_path
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -52,6 +54,28 @@ def test_a_command_parses(command: str, monkeypatch: pytest.MonkeyPatch) -> None
         runpy.run_path(words[1])["build_parser"]().parse_intermixed_args(words[2:])
     else:
         assert words[0] in PLAIN or command == "python3 -m venv .venv"
+
+
+def made_before(command: str) -> set[str]:
+    """Files and prefixes that the commands above `command` write."""
+    words = [shlex.split(above) for above in COMMANDS[: COMMANDS.index(command)]]
+    options = ("--output", "--output-prefix")
+    return {line[index + 1] for line in words for index, word in enumerate(line) if word in options}
+
+
+def test_the_preflight_finds_the_files_that_the_page_made() -> None:
+    (command,) = [line for line in COMMANDS if "launchers/preflight.py" in line]
+    config = load_config(next(word for word in shlex.split(command) if word.endswith(".yaml")))
+    inputs = {str(path) for path in input_paths(config)}
+    made = made_before(command)
+    corpora = {str(path(Path(prefix))) for prefix in made for path in (manifest_path, idx_path, bin_path)}
+    assert inputs <= made | corpora
+
+
+def test_pytest_is_installed_before_it_is_run() -> None:
+    first = next(index for index, line in enumerate(COMMANDS) if line.startswith("python -m pytest"))
+    files = [word for line in COMMANDS[:first] for word in line.split() if word.startswith("requirements")]
+    assert any("pytest" in (ROOT / file).read_text(encoding="utf-8") for file in files)
 
 
 def test_it_covers_every_launcher() -> None:
