@@ -139,4 +139,5 @@ def test_it_covers_every_launcher() -> None:
 def test_an_option_exists(option: str) -> None:
     section, _, name = option.partition(".")
     values = load_config(ROOT / "configs" / "demo.yaml").model_dump()
-    assert name in values.get(section, {}) or option in ("status.json", "preflight.py", "attempt.py", "status.py")
+    files = ("status.json", "metrics.jsonl", "preflight.py", "attempt.py", "status.py")
+    assert name in values.get(section, {}) or option in files
