@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from orthros_train.errors import InputError
 
 FIRST_PORT, PORTS = 20000, 12000  # a job's port: FIRST_PORT + its id modulo PORTS, below Linux's own from 32768 on
+STEP_PORTS = 7417  # between a job's steps: PORTS / golden ratio, and prime, so that steps fall far from each other
 MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 SRUN_SIZE = "SLURM_STEP_NUM_TASKS"
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
@@ -87,8 +88,12 @@ def environment_number(variable: str, default: int) -> int:
 
 
 def job_port(job_id: int, step_id: int = 0) -> int:
-    """The port on which the ranks of a SLURM step meet: others for jobs and steps that share a machine."""
-    return FIRST_PORT + (job_id + step_id) % PORTS
+    """The port on which the ranks of a SLURM step meet.
+
+    Jobs and steps that share a machine have different ones: two of the first 20 steps of any jobs have the same port
+    only if the jobs' ids are at least 421 apart (modulo PORTS).
+    """
+    return FIRST_PORT + (job_id + step_id * STEP_PORTS) % PORTS
 
 
 def first_host(node_list: str) -> str:

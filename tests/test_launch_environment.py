@@ -55,14 +55,17 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Environment:
         ({}, RankNumbers()),
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "2"}, RankNumbers(local_rank=2)),
         (TORCHRUN, RankNumbers(3, 4, 1, "node1", 20001)),
-        (STEP, RankNumbers(3, 4, 1, "node07", 20000 + 41236 % 12000)),
+        (STEP, RankNumbers(3, 4, 1, "node07", 20000 + (41234 + 2 * 7417) % 12000)),
         ({**STEP, "MASTER_ADDR": "login", "MASTER_PORT": "5"}, RankNumbers(3, 4, 1, "login", 5)),
         # torchrun as the one task of a node: the step's numbers count launchers
         ({**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", **TORCHRUN}, RankNumbers(3, 4, 1, "node1", 20001)),
         # torchrun as the one process of a node under mpirun
         ({**OPEN_MPI, **TORCHRUN, "TORCHELASTIC_RUN_ID": "x"}, RankNumbers(3, 4, 1, "node1", 20001)),
         # srun --mpi=pmi2
-        ({**STEP, "PMI_RANK": "3", "PMI_SIZE": "4"}, RankNumbers(3, 4, 1, "node07", 20000 + 41236 % 12000)),
+        (
+            {**STEP, "PMI_RANK": "3", "PMI_SIZE": "4"},
+            RankNumbers(3, 4, 1, "node07", 20000 + (41234 + 2 * 7417) % 12000),
+        ),
         # a batch script without srun is one process, however many tasks the job may have
         ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, RankNumbers()),
     ],
@@ -143,9 +146,16 @@ def test_first_host(node_list: str, host: str) -> None:
     assert first_host(node_list) == host
 
 
-def test_ports_differ_between_neighbors() -> None:
-    assert len({job_port(job, step) for job in range(40000, 40100, 10) for step in range(10)}) == 100
-    assert all(20000 <= job_port(job) < 32768 for job in (0, 11999, 19999, 10**9))
+def test_steps_of_neighboring_jobs_have_ports_of_their_own() -> None:
+    steps = [job_port(job, step) for job in range(40000, 40421) for step in range(20)]
+    assert len(set(steps)) == len(steps)
+    assert all(20000 <= job_port(job, step) < 32768 for job in (0, 11999, 19999, 10**9) for step in (0, 1, 2**32 - 1))
+
+
+def test_the_first_step_has_the_port_of_the_batch_scripts() -> None:
+    script = (Path(__file__).parents[1] / "launchers" / "train.sbatch").read_text(encoding="utf-8")
+    assert "port=$((20000 + SLURM_JOB_ID % 12000))" in script
+    assert job_port(41234) == 20000 + 41234 % 12000
 
 
 PROGRAM = """

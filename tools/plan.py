@@ -92,6 +92,7 @@ def show(
 
     from orthros_train.model.flops import training_flops  # noqa: PLC0415
     from orthros_train.model.parameter_count import parameter_count  # noqa: PLC0415
+    from orthros_train.planning.dry_run import run_notes  # noqa: PLC0415
     from orthros_train.training.disk_space import checkpoint_bytes  # noqa: PLC0415
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
@@ -151,6 +152,8 @@ def show(
         "cache in use has those of all layers",
         soft_wrap=True,
     )
+    for note in run_notes(config):
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
 
 
 def as_options(plan: Plan) -> str:

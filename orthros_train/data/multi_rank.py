@@ -37,7 +37,7 @@ from orthros_train.data.manifest import Manifest
 from orthros_train.data.preprocessing import file_prefix, preprocess, token_dtype
 from orthros_train.data.progress import Progress
 from orthros_train.data.sources import Source
-from orthros_train.data.storage import fsync_path, write_text_atomically
+from orthros_train.data.storage import fsync_path, unfinished_path, write_text_atomically
 from orthros_train.data.tokenizers import Tokenizer, load_tokenizer
 from orthros_train.errors import InputError
 from orthros_train.launch_environment import MPI_SIZES, SRUN_SIZE
@@ -262,7 +262,7 @@ class _Parts:
     def write(self, source: int, number: int, batch: EncodedBatch) -> None:
         """Write a part so that it is complete or absent."""
         file = self.file(source, number)
-        unfinished = file.with_name(f".{file.name}.{socket.gethostname()}.{os.getpid()}")
+        unfinished = unfinished_path(file)
         numbers = [batch.max_token_id, batch.blank_documents, batch.text_bytes, batch.consumed]
         try:
             with open(unfinished, "wb") as stream:
@@ -287,12 +287,21 @@ class _Parts:
 
     def note_count(self, source: int, count: int) -> None:
         """Record how many parts a source has, once it was read to its end."""
-        write_text_atomically(self._folder / f"{source:05d}.count", f"{count}\n")
+        file = self._count_file(source)
+        try:
+            write_text_atomically(file, f"{count}\n")
+        except OSError as error:
+            raise InputError(f"{file} cannot be written ({error.strerror}); free space, then start again") from error
 
     def count(self, source: int) -> int | None:
         """How many parts a source has; None where nobody has read it to its end."""
-        file = self._folder / f"{source:05d}.count"
-        return int(file.read_text(encoding="utf-8")) if file.exists() else None
+        file = self._count_file(source)
+        try:
+            return int(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise InputError(f"{file} is damaged ({error}); remove it and start again") from error
 
     def all_there(self, source: int) -> bool:
         """Whether nothing of a source is left to do."""
@@ -303,7 +312,11 @@ class _Parts:
         """All parts; `consumed` counts over all sources."""
         before = 0
         for index, source in enumerate(sources):
-            for number in range(self.count(index) or 0):
+            count = self.count(index)
+            if count is None:
+                file = self._count_file(index)
+                raise InputError(f"{file} is missing, which says how many parts {source.name} has; start again")
+            for number in range(count):
                 part = self.read(index, number)
                 yield EncodedBatch(
                     part.tokens,
@@ -314,6 +327,9 @@ class _Parts:
                     before + part.consumed,
                 )
             before += source.extent
+
+    def _count_file(self, source: int) -> Path:
+        return self._folder / f"{source:05d}.count"
 
     def remove(self) -> None:
         """Remove the folder; the corpus is complete."""

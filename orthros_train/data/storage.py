@@ -7,6 +7,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,13 +25,22 @@ def fsync_path(path: Path) -> None:
 
 def write_text_atomically(path: Path, text: str) -> None:
     """Write `text` to `path` so that a crash leaves the old content or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    temporary = unfinished_path(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     fsync_path(path.parent)
+
+
+def unfinished_path(path: Path) -> Path:
+    """Where this process writes what becomes `path`; no other process has it, on whatever machine."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
 
 
 def sha256_file(path: Path) -> str:

@@ -188,14 +188,21 @@ def _notes(config: Config, model: OrthrosConfig, stages: Sequence[Stage]) -> lis
         notes.append(
             f"inside, {padding} ids of padding make the vocabulary divide by parallel.tensor; outside there are none"
         )
+    notes += run_notes(config)
+    if config.model.architecture == "transformer" and config.model.base_window is None:
+        notes.append("the Orthros column has no window, its costliest form; a recipe's model.base_window costs less")
+    return notes
+
+
+def run_notes(config: Config) -> list[str]:
+    """What of the run the figures of any layout leave out."""
+    notes = []
     if config.task == "sft":
         notes.append("task sft has output tokens only where an answer is predicted; the figures assume one everywhere")
     if config.adaptation.freeze == "all_but_affines":
         notes.append("adaptation.freeze trains the query affines alone; the figures assume that all parameters train")
     if config.adaptation.distillation.weight > 0:
-        notes.append("every rank holds a teacher besides, as large as the model and whole; no figure has it")
-    if config.model.architecture == "transformer" and config.model.base_window is None:
-        notes.append("the Orthros column has no window, its costliest form; a recipe's model.base_window costs less")
+        notes.append("the teacher's forward passes are in no figure of FLOPs or time, its weights in the memory")
     return notes
 
 

@@ -23,6 +23,7 @@ from ..config import Config, gradient_accumulation_steps
 from ..config.parallel import data_parallel_size, padded_vocabulary
 from ..model import OrthrosConfig
 from ..model.chunked_loss import CHUNK_TOKENS
+from ..model.parameter_count import parameter_count
 from .stage_plan import Stage
 
 FP32_BYTES = 4
@@ -45,6 +46,8 @@ def memory_parts(config: Config, model: OrthrosConfig, stage: Stage, world_size:
         InputError: the world or the global batch does not divide as the layout needs.
     """
     parts = _state_parts(config, stage, world_size)
+    if config.adaptation.distillation.weight > 0:
+        parts.append(_teacher_part(config, model))
     parts += _activation_parts(config, model, stage, gradient_accumulation_steps(config, world_size))
     if stage.stages > 1:
         parts.append(_boundary_part(config, model, stage, gradient_accumulation_steps(config, world_size)))
@@ -53,15 +56,32 @@ def memory_parts(config: Config, model: OrthrosConfig, stage: Stage, world_size:
     return parts
 
 
+def _teacher_part(config: Config, model: OrthrosConfig) -> Part:
+    """The model that distillation learns from: the transformer of the same weights, which has no query affines."""
+    count = parameter_count(model)
+    return Part(
+        "teacher",
+        BYTES[config.precision] * (count.total - count.query_affines),
+        f"{config.precision}, frozen and whole on every rank; as large as the model",
+    )
+
+
 def _loss_part(config: Config, model: OrthrosConfig) -> Part:
-    """A chunk's logits while the loss is computed, and the gradients that wait for its backward."""
+    """Logits while the loss is computed, and what waits for its backward: a chunk's, or under distillation all."""
     tokens = config.train.micro_batch_size * config.train.sequence_length
-    chunk, vocabulary = min(tokens, CHUNK_TOKENS), vocabulary_share(config, model)
-    element = BYTES[config.precision]
+    vocabulary, element = vocabulary_share(config, model), BYTES[config.precision]
+    if config.adaptation.distillation.weight > 0:
+        return Part(
+            "logits",
+            tokens * vocabulary * 2 * element + waiting_bytes(config, model),
+            f"{config.precision} logits of {tokens} tokens, the model's and the teacher's; fp32 probabilities of cross "
+            "entropy and KL; the head's input",
+        )
+    chunk = min(tokens, CHUNK_TOKENS)
     part = " of this rank's part of the vocabulary" if config.parallel.tensor > 1 else ""
     return Part(
         "logits",
-        chunk * vocabulary * (element + 2 * FP32_BYTES) + waiting_gradient_bytes(config, model),
+        chunk * vocabulary * (element + 2 * FP32_BYTES) + waiting_bytes(config, model),
         f"{config.precision} logits{part}, fp32 log-probabilities and their gradient of {chunk} tokens at a time; the "
         "gradients of the head and its input",
     )
@@ -72,10 +92,18 @@ def vocabulary_share(config: Config, model: OrthrosConfig) -> int:
     return padded_vocabulary(model.vocab_size, config.parallel.tensor) // config.parallel.tensor
 
 
-def waiting_gradient_bytes(config: Config, model: OrthrosConfig) -> int:
-    """What the loss keeps for its backward: the gradients of the head's weight, in fp32, and of its input."""
+def waiting_bytes(config: Config, model: OrthrosConfig) -> int:
+    """What the loss keeps for its backward: the gradients of the head's weight, in fp32, and of its input.
+
+    Under distillation the head's input instead, and three fp32 values a logit: cross entropy's log-probabilities,
+    KL's, and the teacher's probabilities.
+    """
     tokens = config.train.micro_batch_size * config.train.sequence_length
-    return model.hidden_size * (FP32_BYTES * vocabulary_share(config, model) + BYTES[config.precision] * tokens)
+    vocabulary, element = vocabulary_share(config, model), BYTES[config.precision]
+    at_the_head = model.hidden_size * element * tokens
+    if config.adaptation.distillation.weight > 0:
+        return at_the_head + 3 * FP32_BYTES * tokens * vocabulary
+    return at_the_head + model.hidden_size * FP32_BYTES * vocabulary
 
 
 def residual_shape(config: Config, model: OrthrosConfig) -> tuple[int, int, int]:
@@ -177,7 +205,7 @@ def activation_bytes(config: Config, model: OrthrosConfig, stage: Stage, in_flig
     counts = {False: len(stage.layers) - holds_last, True: int(holds_last)}  # layers by whether they are the last
     layers = [(count, _layer_bytes(config, model, stage, is_last)) for is_last, count in counts.items() if count]
     final_norm = 0
-    if stage.is_last:  # the loss keeps the gradient of its output instead (`waiting_gradient_bytes`)
+    if stage.is_last:  # the loss keeps the gradient of its output instead (`waiting_bytes`)
         final_norm = tokens // shards * model.hidden_size * (FP32_BYTES + element)
     if config.train.activation_checkpointing:
         kept = len(stage.layers) * residual_elements(config, model) * element + final_norm

@@ -1,9 +1,10 @@
 """What is recorded of every step: metrics.jsonl and TensorBoard events.
 
-A step's record is an object of plain numbers; null where a figure does not exist (loss and gradient norm of a skipped
-step, MFU on a device whose peak is unknown). Where benchmark suites were scored, `suites` maps SUITE/TASK/METRIC and
-SUITE/mean to the scores. On resume, the records past the checkpoint are cut, and so is a last line that a kill left
-unfinished.
+A step's record is an object of plain numbers and a host's name; null where a figure does not exist (loss and gradient
+norm of a skipped step, MFU on a device whose peak is unknown). `forward_seconds_*` are the least, median and most
+seconds that ranks spent in their own forward passes, `slowest_rank` and `slowest_host` who took most beside its own
+pipeline stage. Where benchmark suites were scored, `suites` maps SUITE/TASK/METRIC and SUITE/mean to the scores. On
+resume, the records past the checkpoint are cut, and so is a last line that a kill left unfinished.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ TENSORBOARD_TAGS = {
     "validation_loss": "validation/loss",
     "tokens_per_second": "speed/tokens_per_second",
     "data_wait_seconds": "speed/data_wait_seconds",
+    "forward_seconds_min": "ranks/forward_seconds_min",
+    "forward_seconds_median": "ranks/forward_seconds_median",
+    "forward_seconds_max": "ranks/forward_seconds_max",
+    "slowest_rank": "ranks/slowest_rank",
     "mfu_exact": "speed/mfu_exact",
     "mfu_palm": "speed/mfu_palm",
     "memory_peak_gib": "memory/peak_gib",

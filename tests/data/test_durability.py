@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,20 @@ def test_the_manifest_of_a_corpus_is_renamed_after_its_files_are_there_for_good(
     order = [(kind, target.name) for kind, _, target in events if target.name.startswith("out.") or target == tmp_path]
     files_there = order.index(("renamed", "out.idx"))
     assert ("synced", tmp_path.name) in order[files_there : order.index(("renamed", "out.manifest.json"))]
+
+
+def test_machines_that_write_one_file_do_not_share_an_unfinished_one(
+    events: Events, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Process ids of different machines may be equal."""
+    for host in ("node1", "node2"):
+        monkeypatch.setattr(socket, "gethostname", lambda: host)  # noqa: B023  called before the next
+        write_text_atomically(tmp_path / "out", "x")
+    assert len({source for kind, source, _ in events if kind == "renamed"}) == 2
+
+
+def test_a_text_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_text_atomically(tmp_path / "out", "x")
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]

@@ -160,6 +160,37 @@ def test_a_damaged_part_is_named(text: list[Path], tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "c.manifest.json").exists()
 
 
+def test_a_count_that_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
+    parts = multi_rank._Parts(tmp_path)
+    parts.file(0, 0).with_name("00000.count").mkdir()
+    with pytest.raises(InputError, match=r"00000\.count cannot be written \(.+\); free space, then start again"):
+        parts.note_count(0, 3)
+    with pytest.raises(InputError, match=r"00000\.count is damaged \(.+\); remove it and start again"):
+        parts.count(0)
+    assert [path.name for path in tmp_path.iterdir()] == ["00000.count"]  # nothing unfinished beside it
+    (tmp_path / "00001.count").write_text("")
+    with pytest.raises(InputError, match=r"00001\.count is damaged"):
+        parts.count(1)
+
+
+def test_a_source_without_a_count_is_named_and_no_corpus_is_made(
+    text: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_order = multi_rank._Parts.in_order
+
+    def lost(parts: multi_rank._Parts, files: list[Source]) -> object:
+        parts.file(1, 0).with_name("00001.count").unlink()
+        return in_order(parts, files)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(multi_rank._Parts, "in_order", lost)
+        with pytest.raises(InputError, match=r"00001\.count is missing, .*b\.jsonl has; start again"):
+            on_ranks(text, tmp_path / "c")
+    assert not CORPUS & set(os.listdir(tmp_path))
+    on_ranks(text, tmp_path / "c")
+    assert set(os.listdir(tmp_path)) >= CORPUS
+
+
 def test_processes_that_do_not_see_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)

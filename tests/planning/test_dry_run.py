@@ -191,7 +191,10 @@ def test_notes() -> None:
     adaptation = ["adaptation={freeze: all_but_affines, distillation: {weight: 0.5, teacher: a}}"]
     adapted = printed(load_config(RECIPES / "demo.yaml", adaptation))
     assert "trains the query affines alone" in adapted
-    assert "holds a teacher besides" in adapted
+    assert "the teacher's forward passes are in no figure of FLOPs" in adapted
+    size, assumption = row(adapted, "teacher")
+    assert size.endswith("MiB")
+    assert assumption == "fp32, frozen and whole on every rank; as large as the model"
 
 
 def test_batch_that_does_not_divide_over_the_ranks_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from deepspeed.runtime.pipe.schedule import BackwardPass, ForwardPass, TrainSche
 from torch import nn
 
 from orthros_train.config import Config
+from orthros_train.config.adaptation import DistillationSection
 from orthros_train.model import OrthrosForCausalLM
-from orthros_train.planning.memory_estimate import activation_bytes, memory_parts, waiting_gradient_bytes
+from orthros_train.planning.memory_estimate import BYTES, activation_bytes, memory_parts, waiting_bytes
 from orthros_train.planning.stage_plan import Stage, plan_stages
+from orthros_train.training.distillation import load_teacher
 
-from .stage_runs import layout_config, running_stage, small_model
+from .stage_runs import VOCABULARY, layout_config, running_stage, small_model
 
 TRANSFORMER = {"architecture": "transformer"}
 ZERO_STAGES = [  # precision, ZeRO stage; bytes a parameter of weights, gradients, master weights, moments of 4 replicas
@@ -61,7 +64,7 @@ def kept_by_one_process(config: Config) -> int:
 def estimated(config: Config, stage: Stage) -> int:
     """Activations and, on the last stage, the loss's gradients that wait: what autograd keeps."""
     model = small_model(config)
-    waiting = waiting_gradient_bytes(config, model) if stage.is_last else 0
+    waiting = waiting_bytes(config, model) if stage.is_last else 0
     return activation_bytes(config, model, stage) + waiting
 
 
@@ -175,6 +178,45 @@ def test_keys_and_values_are_those_of_a_real_cache(changes: dict[str, Any], prec
     assert sizes(shared, 2)["KV"] == sizes(config, 1)["KV"] // 2
     again = layout_config(precision, checkpointing=True, **changes)
     assert sizes(again, 1)["KV"] == sizes(config, 1)["KV"] // model.num_hidden_layers
+
+
+def distilled(precision: str, folder: Path, **changes: Any) -> Config:
+    """A run with a teacher as a conversion leaves it, in `folder`."""
+    config = layout_config(precision, **changes)
+    OrthrosForCausalLM(small_model(config)).save_pretrained(folder)
+    config.adaptation.distillation = DistillationSection(weight=0.5, teacher=str(folder))
+    return config
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True, "qk_norm": True}], ids=str)
+def test_a_teacher_is_counted_as_it_is_loaded(precision: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    config = distilled(precision, tmp_path, **changes)
+    teacher = load_teacher(config, small_model(config), torch.device("cpu"))
+    assert teacher is not None
+    held = sum(parameter.nbytes for parameter in teacher._model.parameters())
+    assert sizes(config, 1)["teacher"] == sizes(config, 8)["teacher"] == held
+    assert "teacher" not in sizes(layout_config(precision, **changes), 1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_distillation_keeps_is_what_autograd_keeps(precision: str, tmp_path: Path) -> None:
+    config = distilled(precision, tmp_path)
+    model = small_model(config)
+    teacher = load_teacher(config, model, torch.device("cpu"))
+    assert teacher is not None
+    module = OrthrosForCausalLM(model).to(torch.bfloat16 if precision == "bf16" else torch.float32).train()
+    ids = torch.randint(0, VOCABULARY, (config.train.micro_batch_size, config.train.sequence_length))
+    inputs = {"input_ids": ids, "shift_labels": ids}
+
+    def forward() -> torch.Tensor:
+        output = module(**inputs, num_items_in_batch=ids.numel(), use_cache=False)
+        return teacher.blended_loss(output, inputs, ids.numel())
+
+    (stage,) = plan_stages(config, model, 1)
+    assert estimated(config, stage) == pytest.approx(kept_by_autograd(module, forward), rel=0.1)
+    tokens = ids.numel()
+    assert sizes(config, 1)["logits"] == waiting_bytes(config, model) + tokens * VOCABULARY * 2 * BYTES[precision]
 
 
 def test_activations_and_logits_do_not_depend_on_the_replicas() -> None:

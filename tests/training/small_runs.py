@@ -26,7 +26,18 @@ MODEL = {
     "base_window": 8,
     "max_position_embeddings": 64,
 }
-TIMING = ("tokens_per_second", "step_seconds", "data_wait_seconds", "memory_peak_gib", "attempt")
+TIMING = (
+    "tokens_per_second",
+    "step_seconds",
+    "data_wait_seconds",
+    "forward_seconds_min",
+    "forward_seconds_median",
+    "forward_seconds_max",
+    "slowest_rank",
+    "slowest_host",
+    "memory_peak_gib",
+    "attempt",
+)
 DEFAULTS: dict[str, Any] = {
     "precision": "fp32",
     "model": MODEL,

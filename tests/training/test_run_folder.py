@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard.writer import SummaryWriter  # noqa: F401  the module that the run imports lazily
 
 from orthros_train.config import load_config, orthros_config
@@ -32,6 +33,11 @@ FIELDS = [
     "tokens_per_second",
     "step_seconds",
     "data_wait_seconds",
+    "forward_seconds_min",
+    "forward_seconds_median",
+    "forward_seconds_max",
+    "slowest_rank",
+    "slowest_host",
     "memory_peak_gib",
     "mfu_exact",
     "mfu_palm",
@@ -77,10 +83,21 @@ def test_metrics(finished: dict[str, Any]) -> None:
         assert record["output_tokens"] == 8 * 32 >= record["loss_tokens"] > 0
         assert record["tokens_per_second"] == pytest.approx(8 * 32 / record["step_seconds"])
         assert 0 <= record["data_wait_seconds"] <= record["step_seconds"]
+        forward = [record[f"forward_seconds_{which}"] for which in ("min", "median", "max")]
+        assert 0 < forward[0] <= forward[1] <= forward[2] < record["step_seconds"]
+        assert record["slowest_rank"] in (0, 1)
         assert 0 < record["memory_peak_gib"] < 10
         assert record["mfu_exact"] > 0
         assert record["mfu_palm"] > 0
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_slow_rank_can_be_seen_in_tensorboard(finished: dict[str, Any]) -> None:
+    board = EventAccumulator(str(finished["folder"] / "tensorboard"))
+    board.Reload()
+    for name in ("forward_seconds_min", "forward_seconds_median", "forward_seconds_max", "slowest_rank"):
+        shown = [event.value for event in board.Scalars(f"ranks/{name}")]
+        assert shown == pytest.approx([record[name] for record in metrics(small_config(**finished))])
 
 
 def test_mfu_counts_what_was_executed(finished: dict[str, Any]) -> None:
