@@ -22,7 +22,6 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import (
     handle_stop_sequences,
-    has_bos_prefix,
     normalize_gen_kwargs,
     postprocess_generated_text,
 )
@@ -32,6 +31,7 @@ from torch import distributed as dist
 from evaluation.generation import continue_prompts
 from evaluation.model_source import EvaluatedModel, load_evaluated_model
 from evaluation.scoring import CHUNK_SIZE, BatchLimit, Scorer
+from evaluation.text_tokens import encode, prefix_token, whole_text
 from orthros_train.data.progress import Progress
 from orthros_train.errors import InputError
 
@@ -154,8 +154,7 @@ class OrthrosLM(TemplateLM):
     @property
     def prefix_token_id(self) -> int:
         """The context of a text without one: BOS, or EOS where the tokenizer has none."""
-        bos = self.tokenizer.bos_token_id
-        return self.tokenizer.eos_token_id if bos is None else bos
+        return prefix_token(self.tokenizer)
 
     @property
     def tokenizer_name(self) -> str:
@@ -164,12 +163,7 @@ class OrthrosLM(TemplateLM):
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Ids of a text. BOS is added if asked for, else as configured, but not to a text that begins with it."""
-        if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id])):
-            add_special_tokens = False
-        elif add_special_tokens is None:
-            add_special_tokens = self.add_bos_token
-        options = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-        return list(self.tokenizer.encode(string, **options))
+        return encode(self.tokenizer, string, self.add_bos_token, add_special_tokens)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation as one text, in the tokenizer's own template."""
@@ -229,11 +223,14 @@ class OrthrosLM(TemplateLM):
         return [(value, greedy) for value, greedy in results]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
-        """Log-likelihood of whole texts: disjoint windows of at most max_length tokens, each with as much context."""
+        """Log-likelihood of whole texts: disjoint windows of at most max_length tokens, each with as much context.
+
+        The prefix token is context, once: where the tokenizer adds BOS, lm-eval's `hf` predicts that BOS from another.
+        """
         windows: list[tuple[list[int], list[int]]] = []
         counts = []
         for request in requests:
-            tokens = self.tok_encode(request.args[0])
+            tokens = whole_text(self.tokenizer, request.args[0], self.add_bos_token)
             parts = utils.get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1)
             disjoint = [utils.make_disjoint_window(part) for part in parts]
             windows += disjoint

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from evaluation.lm_eval_model import OrthrosLM
 from evaluation.model_source import load_evaluated_model
+from evaluation.text_tokens import whole_text
 from orthros_train.errors import InputError
 from tests.distributed import run_distributed
 from tests.evaluation.tiny_models import save_llama, save_merging_tokenizer, save_orthros
@@ -65,11 +66,22 @@ def test_log_likelihoods_equal_the_harness(folder: Path, harness: HFLM, batch_si
 
 
 def test_whole_texts_equal_the_harness(folder: Path, harness: HFLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hf` predicts a BOS that the tokenizer adds from another one; here BOS is context alone."""
     monkeypatch.setattr(harness, "_max_length", 16)
-    requests = asked("loglikelihood_rolling", ("the cat sat on the mat and the dog " * 4,), ("on",), ("</s> then",))
+    encode = harness.tok_encode
+    monkeypatch.setattr(harness, "tok_encode", lambda text: encode(text.removeprefix("<s>"), add_special_tokens=False))
+    texts = ("the cat sat on the mat and the dog " * 4, "on", "</s> then", "<s>the dog")
+    requests = asked("loglikelihood_rolling", *[(text,) for text in texts])
     expected = harness.loglikelihood_rolling(requests, disable_tqdm=True)
     for lm in both_arms(folder, batch_size=3, max_length=16):
         assert lm.loglikelihood_rolling(requests) == pytest.approx(expected, abs=2e-3)
+
+
+def test_whole_texts_count_the_tokens_that_are_predicted(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    plain = tokenizer.encode("the cat sat", add_special_tokens=False)
+    assert whole_text(tokenizer, "the cat sat") == whole_text(tokenizer, "<s>the cat sat") == plain
+    assert whole_text(tokenizer, "the cat sat", add_bos=True) == plain
 
 
 def test_generated_texts_equal_the_harness(folder: Path, harness: HFLM) -> None:
