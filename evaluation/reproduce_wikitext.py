@@ -25,7 +25,7 @@ from evaluation.files import prepare_output, write_output
 from evaluation.html_page import table, write_report
 from evaluation.machine import describe_machine
 from evaluation.model_folder import torch_device
-from evaluation.wikitext_data import read_prepared
+from evaluation.wikitext_data import label, read_prepared
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.data.progress import Progress
 from orthros_train.errors import InputError
@@ -338,15 +338,15 @@ def read_text(options: argparse.Namespace, protocol: Protocol) -> tuple[bytes, b
     """Training and test bytes, and what they are; raises InputError for files that are missing or altered."""
     if options.data is not None:
         contents, manifest = read_prepared(options.data)
-        label = f"{manifest['dataset']} ({manifest['config']}) at revision {manifest['revision']}"
-        return contents["train"], contents["test"], {"kind": "wikitext", "label": label, "manifest": manifest}
+        about = {"kind": "wikitext", "label": label(manifest), "manifest": manifest}
+        return contents["train"], contents["test"], about
     try:
         content = options.text.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {options.text}: {error.strerror or error}") from error
-    label = f"the file {options.text.name}, {len(content):,} bytes"
     cut = protocol.train_bytes
-    return content[:cut], content[cut:], {"kind": "other", "label": label}
+    about = {"kind": "other", "label": f"the file {options.text.name}, {len(content):,} bytes"}
+    return content[:cut], content[cut:], about
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
