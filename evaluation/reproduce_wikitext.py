@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.command_line import whole_numbers
+from evaluation.command_line import distinct_seeds, positive_number
 from evaluation.files import prepare_output, write_output
 from evaluation.html_page import table, write_report
 from evaluation.machine import describe_machine
@@ -313,7 +313,7 @@ def build_parser() -> CommandParser:
     text.add_argument("--data", type=Path, metavar="DIR", help="a folder of tools/prepare_wikitext.py")
     text.add_argument("--text", type=Path, metavar="FILE", help="other text: its beginning trains, what follows tests")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--seeds", type=whole_numbers, default=[42, 43, 44], help="default: 42,43,44")
+    parser.add_argument("--seeds", type=distinct_seeds, default=[42, 43, 44], help="default: 42,43,44")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     for name, help_ in (
         ("shared_steps", "before the arms part"),
@@ -330,7 +330,9 @@ def build_parser() -> CommandParser:
         value = getattr(defaults, name)
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=positive_int, default=value, metavar="N", help=f"{help_}; default: {value}")
-    parser.add_argument("--learning-rate", type=float, default=defaults.learning_rate, help="default: %(default)g")
+    parser.add_argument(
+        "--learning-rate", type=positive_number, default=defaults.learning_rate, help="default: %(default)g"
+    )
     return parser
 
 
