@@ -91,6 +91,12 @@ def test_a_hub_out_of_reach_says_what_to_do() -> None:
         HubSource().split(data_sets.SWDE, "validation")
 
 
+def test_the_commit_of_a_hub_out_of_reach_is_unknown() -> None:
+    """Asked before the rows are: no traceback, and the rows say what to do."""
+    expected = {"source": "hub", "revision": None, "revision_note": "revision not pinned"}
+    assert HubSource().describe(data_sets.SWDE) == expected
+
+
 def test_what_the_package_lacks_is_said() -> None:
     with pytest.raises(InputError, match="does not hold swde"):
         PackageSource(CACHE).available(data_sets.SWDE)
