@@ -13,16 +13,17 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+from jinja2.exceptions import TemplateError
 from lm_eval import utils
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import (
     handle_stop_sequences,
-    has_bos_prefix,
     normalize_gen_kwargs,
     postprocess_generated_text,
 )
@@ -32,6 +33,7 @@ from torch import distributed as dist
 from evaluation.generation import continue_prompts
 from evaluation.model_source import EvaluatedModel, load_evaluated_model
 from evaluation.scoring import CHUNK_SIZE, BatchLimit, Scorer
+from evaluation.text_tokens import encode, prefix_token, whole_text
 from orthros_train.data.progress import Progress
 from orthros_train.errors import InputError
 
@@ -95,6 +97,8 @@ class OrthrosLM(TemplateLM):
         self._asked_to_give_up = give_up
         self.gave_up = False
         self.truncated: Counter[str] = Counter()  # requests of each task that did not fit into max_length
+        self._asked: Sequence[Instance] = ()  # the requests at hand
+        self._counted: set[int] = set()  # ids of those that are in `truncated`
 
     # Ranks: every rank has the whole model and answers its share of the documents.
 
@@ -154,8 +158,7 @@ class OrthrosLM(TemplateLM):
     @property
     def prefix_token_id(self) -> int:
         """The context of a text without one: BOS, or EOS where the tokenizer has none."""
-        bos = self.tokenizer.bos_token_id
-        return self.tokenizer.eos_token_id if bos is None else bos
+        return prefix_token(self.tokenizer)
 
     @property
     def tokenizer_name(self) -> str:
@@ -164,30 +167,35 @@ class OrthrosLM(TemplateLM):
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Ids of a text. BOS is added if asked for, else as configured, but not to a text that begins with it."""
-        if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id])):
-            add_special_tokens = False
-        elif add_special_tokens is None:
-            add_special_tokens = self.add_bos_token
-        options = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-        return list(self.tokenizer.encode(string, **options))
+        return encode(self.tokenizer, string, self.add_bos_token, add_special_tokens)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The conversation as one text, in the tokenizer's own template."""
+        """The conversation as one text, in the tokenizer's own template.
+
+        Where the template refuses a system message, that message is left out, as lm-eval's `hf` does.
+        """
         if not self.tokenizer.chat_template:
             raise InputError(f"the tokenizer of {self.evaluated.source} has no chat template; leave --chat out")
-        text: str = self.tokenizer.apply_chat_template(
-            chat_history,
+        render = partial(
+            self.tokenizer.apply_chat_template,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
         )
-        return text
+        try:
+            return str(render(chat_history))
+        except TemplateError:
+            try:
+                return str(render([message for message in chat_history if message["role"] != "system"]))
+            except TemplateError as error:
+                source = self.evaluated.source
+                raise InputError(f"the chat template of {source} refuses the conversation: {error}") from error
 
     # Requests.
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """(log-likelihood, would be decoded greedily) of each continuation after its context."""
-        self._tasks = [request.task_name or "" for request in requests]
+        self._asked, self._counted = requests, set()
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
     def _loglikelihood_tokens(
@@ -207,14 +215,20 @@ class OrthrosLM(TemplateLM):
                     "would be left to score it by"
                 )
             excess = len(context) + len(continuation) - (self.max_length + 1)
-            if excess > 0 and index < len(self._tasks):
-                self.truncated[self._tasks[index]] += 1
+            if excess > 0:
+                self._count_truncated(self._asked[index])
             pairs.append((context[max(excess, 0) :], continuation))
         results = self._score(pairs)
         for (key, _, _), result in zip(requests, results, strict=True):
             if key is not None:
                 self.cache_hook.add_partial("loglikelihood", key, result)
         return results
+
+    def _count_truncated(self, request: Instance) -> None:
+        """Count a request once: the harness repeats a rank's last one until all ranks have the same number."""
+        if id(request) not in self._counted:
+            self._counted.add(id(request))
+            self.truncated[request.task_name or ""] += 1
 
     def _give_up(self) -> bool:
         self.gave_up = self.gave_up or (self._asked_to_give_up is not None and self._asked_to_give_up())
@@ -229,11 +243,14 @@ class OrthrosLM(TemplateLM):
         return [(value, greedy) for value, greedy in results]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
-        """Log-likelihood of whole texts: disjoint windows of at most max_length tokens, each with as much context."""
+        """Log-likelihood of whole texts: disjoint windows of at most max_length tokens, each with as much context.
+
+        The prefix token is context, once: where the tokenizer adds BOS, lm-eval's `hf` predicts that BOS from another.
+        """
         windows: list[tuple[list[int], list[int]]] = []
         counts = []
         for request in requests:
-            tokens = self.tok_encode(request.args[0])
+            tokens = whole_text(self.tokenizer, request.args[0], self.add_bos_token)
             parts = utils.get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1)
             disjoint = [utils.make_disjoint_window(part) for part in parts]
             windows += disjoint
@@ -246,6 +263,7 @@ class OrthrosLM(TemplateLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         """Continuations, cut before the first stop string."""
+        self._counted = set()
         prompts = [self.tok_encode(request.args[0]) for request in requests]
         groups: dict[str, list[int]] = {}
         for index in sorted(range(len(requests)), key=lambda index: -len(prompts[index])):
@@ -279,6 +297,22 @@ class OrthrosLM(TemplateLM):
         return normalize_gen_kwargs(request.args[1], DEFAULT_NEW_TOKENS)["max_gen_toks"]
 
     def _generate(self, batch: Sequence[int], prompts: Sequence[list[int]], requests: Sequence[Instance]) -> list[str]:
+        """Continuations of a batch; where an automatic one does not fit into memory, in halves."""
+        try:
+            return self._generate_together(batch, prompts, requests)
+        except torch.OutOfMemoryError as error:
+            if self._limit.rows is not None or len(batch) == 1:
+                raise InputError(
+                    f"out of memory with {len(batch)} prompt(s) of up to {max(len(prompts[i]) for i in batch)} tokens "
+                    f"and {self._new_tokens(requests[batch[0]])} new ones; use a smaller --batch-size, --dtype bf16, "
+                    "or a smaller --max-length"
+                ) from error
+        middle = len(batch) // 2  # outside the handler, whose traceback holds on to the memory
+        return self._generate(batch[:middle], prompts, requests) + self._generate(batch[middle:], prompts, requests)
+
+    def _generate_together(
+        self, batch: Sequence[int], prompts: Sequence[list[int]], requests: Sequence[Instance]
+    ) -> list[str]:
         options: dict[str, Any] = dict(normalize_gen_kwargs(requests[batch[0]].args[1], DEFAULT_NEW_TOKENS))
         new_tokens, until = options.pop("max_gen_toks"), options.pop("until")
         if not options.get("do_sample"):
@@ -290,9 +324,6 @@ class OrthrosLM(TemplateLM):
                 f"{new_tokens} new tokens leave no room for a prompt within {self.max_length}; set --max-length or "
                 "choose tasks with shorter answers"
             )
-        for index in batch:
-            if len(prompts[index]) > room:
-                self.truncated[requests[index].task_name or ""] += 1
         texts = continue_prompts(
             self.model,
             self.tokenizer,
@@ -302,6 +333,9 @@ class OrthrosLM(TemplateLM):
             options,
             self._chunk_size,
         )
+        for index in batch:
+            if len(prompts[index]) > room:
+                self._count_truncated(requests[index])
         return [postprocess_generated_text(text, stops, None) for text in texts]
 
     def get_model_info(self) -> dict[str, Any]:

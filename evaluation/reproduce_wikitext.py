@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.command_line import whole_numbers
+from evaluation.command_line import distinct_seeds, positive_number
 from evaluation.files import prepare_output, write_output
 from evaluation.html_page import table, write_report
 from evaluation.machine import describe_machine
 from evaluation.model_folder import torch_device
-from evaluation.wikitext_data import read_prepared
+from evaluation.wikitext_data import label, read_prepared
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.data.progress import Progress
 from orthros_train.errors import InputError
@@ -313,7 +313,7 @@ def build_parser() -> CommandParser:
     text.add_argument("--data", type=Path, metavar="DIR", help="a folder of tools/prepare_wikitext.py")
     text.add_argument("--text", type=Path, metavar="FILE", help="other text: its beginning trains, what follows tests")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--seeds", type=whole_numbers, default=[42, 43, 44], help="default: 42,43,44")
+    parser.add_argument("--seeds", type=distinct_seeds, default=[42, 43, 44], help="default: 42,43,44")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     for name, help_ in (
         ("shared_steps", "before the arms part"),
@@ -330,7 +330,9 @@ def build_parser() -> CommandParser:
         value = getattr(defaults, name)
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=positive_int, default=value, metavar="N", help=f"{help_}; default: {value}")
-    parser.add_argument("--learning-rate", type=float, default=defaults.learning_rate, help="default: %(default)g")
+    parser.add_argument(
+        "--learning-rate", type=positive_number, default=defaults.learning_rate, help="default: %(default)g"
+    )
     return parser
 
 
@@ -338,15 +340,15 @@ def read_text(options: argparse.Namespace, protocol: Protocol) -> tuple[bytes, b
     """Training and test bytes, and what they are; raises InputError for files that are missing or altered."""
     if options.data is not None:
         contents, manifest = read_prepared(options.data)
-        label = f"{manifest['dataset']} ({manifest['config']}) at revision {manifest['revision']}"
-        return contents["train"], contents["test"], {"kind": "wikitext", "label": label, "manifest": manifest}
+        about = {"kind": "wikitext", "label": label(manifest), "manifest": manifest}
+        return contents["train"], contents["test"], about
     try:
         content = options.text.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {options.text}: {error.strerror or error}") from error
-    label = f"the file {options.text.name}, {len(content):,} bytes"
     cut = protocol.train_bytes
-    return content[:cut], content[cut:], {"kind": "other", "label": label}
+    about = {"kind": "other", "label": f"the file {options.text.name}, {len(content):,} bytes"}
+    return content[:cut], content[cut:], about
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -104,7 +104,7 @@ def _data_section(results: Mapping[str, Any]) -> str:
                 str(data.get("hub") or data["name"]),
                 str(data.get("split", "–")),
                 str(data["source"]),
-                str(data.get("revision") or "–")[:12],
+                str(data.get("revision") or "–")[:12] + (" (not pinned)" if data.get("revision_note") else ""),
                 data["license"],
                 record["task"]["prompt"].replace("|", "/"),
             ]

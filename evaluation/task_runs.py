@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evaluation.example_draws import draw_as_one_rank
 from evaluation.files import write_output
 from evaluation.suites.task_card import TaskCard, TaskSetting
 from orthros_train.errors import InputError
@@ -131,6 +132,7 @@ class TaskRunner:
     def _ask_harness(self, card: TaskCard, task: ConfigurableTask) -> dict[str, Any] | None:
         from lm_eval.evaluator import evaluate  # noqa: PLC0415
 
+        draw_as_one_rank(task, self._lm.rank, self._lm.world_size)
         with contextlib.redirect_stdout(io.StringIO()), _without_bars():  # it prints how far its bootstrap is
             output: Any = evaluate(
                 lm=self._lm,

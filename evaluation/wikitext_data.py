@@ -1,4 +1,8 @@
-"""WikiText as three text files with a manifest, and the check that they are still what was prepared."""
+"""WikiText as three text files with a manifest, and the check that they are still what was prepared.
+
+Text from the hub is of the pinned revision. Files that were placed by hand are said to be so wherever they are
+reported: the SHA-256 of the revision's files is not known here, so nothing but their place says what they are.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,10 @@ CONFIG = "wikitext-2-raw-v1"
 LICENSE = "CC BY-SA 3.0 and GFDL"
 SPLITS = ("train", "validation", "test")
 MANIFEST = "manifest.json"
+FROM_HUB = "from the hub"
+BY_HAND = "placed by hand, not verified against the hub"
+
+Reader = Callable[[str], tuple[list[str], str]]  # of a split: its lines, and where exactly they came from
 
 
 def parquet_name(split: str) -> str:
@@ -45,7 +53,7 @@ def hub_lines(split: str) -> tuple[list[str], str]:
     return list(rows["text"]), f"hub {REPOSITORY}@{REVISION}"
 
 
-def local_lines(folder: Path) -> Callable[[str], tuple[list[str], str]]:
+def local_lines(folder: Path) -> Reader:
     """A reader like `hub_lines` for parquet files in `folder`."""
 
     def read(split: str) -> tuple[list[str], str]:
@@ -64,12 +72,22 @@ def local_lines(folder: Path) -> Callable[[str], tuple[list[str], str]]:
     return read
 
 
-def prepare(output: Path, read: Callable[[str], tuple[list[str], str]]) -> Path:
-    """Write SPLIT.txt for every split and manifest.json into `output`, which must not exist or be empty."""
+def prepare(output: Path, read: Reader, provenance: str) -> Path:
+    """Write SPLIT.txt for every split and manifest.json into `output`, which must not exist or be empty.
+
+    Args:
+        output: the folder.
+        read: gives the splits.
+        provenance: FROM_HUB or BY_HAND; every report repeats it.
+
+    Raises:
+        InputError: a split cannot be read or is empty, or the place cannot be written.
+    """
     manifest: dict[str, Any] = {
         "dataset": REPOSITORY,
         "revision": REVISION,
         "config": CONFIG,
+        "provenance": provenance,
         "license": LICENSE,
         "files": {},
     }
@@ -102,14 +120,30 @@ def read_prepared(folder: Path, splits: Iterable[str] = ("train", "test")) -> tu
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{path} is not JSON ({error}); prepare the folder again") from error
-    if (manifest.get("dataset"), manifest.get("revision")) != (REPOSITORY, REVISION):
-        raise InputError(f"{path} is of {manifest.get('dataset')} at {manifest.get('revision')}, not of {REVISION}")
+    _check_manifest(manifest, path)
     contents = {}
     for split in splits:
         file, entry = folder / f"{split}.txt", manifest["files"].get(f"{split}.txt")
-        if entry is None or not file.is_file():
+        if not isinstance(entry, dict) or not file.is_file():
             raise InputError(f"{file} is missing; prepare the folder again")
-        if sha256_file(file) != entry["sha256"]:
+        if sha256_file(file) != entry.get("sha256"):
             raise InputError(f"{file} was altered: its SHA-256 is not the manifest's; prepare the folder again")
         contents[split] = file.read_bytes()
     return contents, manifest
+
+
+def _check_manifest(manifest: Any, path: Path) -> None:
+    """Raise InputError unless a manifest is `prepare`'s, of this data set, configuration and revision."""
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise InputError(f"{path} is not a manifest of tools/prepare_wikitext.py; prepare the folder again")
+    for key, wanted in (("dataset", REPOSITORY), ("config", CONFIG), ("revision", REVISION)):
+        if manifest.get(key) != wanted:
+            raise InputError(f"{path} is of {key} {manifest.get(key)}, not of {wanted}; prepare the folder again")
+    if manifest.get("provenance") not in (FROM_HUB, BY_HAND):
+        raise InputError(f"{path} does not say where its text came from; prepare the folder again")
+
+
+def label(manifest: dict[str, Any]) -> str:
+    """What a prepared folder holds, for reports."""
+    name = f"{manifest['dataset']} ({manifest['config']}) at revision {manifest['revision']}"
+    return name if manifest["provenance"] == FROM_HUB else f"files as of {name}, {manifest['provenance']}"

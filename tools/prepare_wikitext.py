@@ -1,6 +1,7 @@
 """Prepare WikiText for python -m evaluation.reproduce_wikitext: three text files and a manifest with their SHA-256.
 
-The data set is taken at one pinned revision, from the hub or from parquet files that were placed by hand.
+The data set is taken at one pinned revision from the hub, or from parquet files that were placed by hand; those cannot
+be verified, and the manifest and every report of them say so.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from evaluation.wikitext_data import REPOSITORY, REVISION, hub_lines, local_lines, prepare
+from evaluation.wikitext_data import BY_HAND, FROM_HUB, REPOSITORY, REVISION, hub_lines, local_lines, prepare
 from orthros_train.command_line import CommandParser, run_command
 
 EXAMPLES = """\
@@ -29,8 +30,12 @@ def build_parser() -> CommandParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     options = build_parser().parse_args(arguments)
-    folder = prepare(options.output, local_lines(options.from_dir) if options.from_dir else hub_lines)
-    print(f"{folder}: WikiText at revision {REVISION}, with manifest.json")
+    if options.from_dir is not None:
+        folder = prepare(options.output, local_lines(options.from_dir), BY_HAND)
+        print(f"{folder}: WikiText's files, {BY_HAND}, with manifest.json")
+    else:
+        folder = prepare(options.output, hub_lines, FROM_HUB)
+        print(f"{folder}: WikiText at revision {REVISION}, with manifest.json")
     return 0
 
 

@@ -33,6 +33,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "flops_per_second": ("FLOP/s", "{:.3g}"),
     "mfu_exact": ("mfu_exact", "{:.3f}"),
     "speedup": ("speed-up", "{:.3f}"),
+    "processor_speedup": ("by processor", "{:.3f}"),
     "flop_ratio": ("FLOP limit", "{:.3f}"),
     "share": ("share", "{:.3f}"),
     "over_peer": ("over peer", "{:.3f}"),

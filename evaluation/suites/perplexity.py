@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from evaluation.suites import data_sets
 from evaluation.suites.task_card import TaskCard, TaskSetting, make_task
+from evaluation.text_tokens import whole_text
 from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _task(
     name: str, rows: Any, setting: TaskSetting, target: Callable[[Any], str], text: Callable[[Any], str]
 ) -> ConfigurableTask:
     def judge(document: Any, results: Sequence[float]) -> dict[str, tuple[float, int]]:
-        return count_units(results[0], text(document), len(setting.tokenizer.encode(target(document))))
+        return count_units(results[0], text(document), len(whole_text(setting.tokenizer, target(document))))
 
     aggregations = [_perplexity, _perplexity, _bits, _perplexity]
     return make_task(

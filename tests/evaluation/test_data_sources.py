@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from evaluation.suites import data_sets
+from evaluation.suites import data_sets, data_sources
 from evaluation.suites.data_sets import DataSet
 from evaluation.suites.data_sources import HubSource, MirrorSource, PackageSource
 from evaluation.suites.harness_tasks import BOOLQ, LAMBADA
@@ -91,6 +91,12 @@ def test_a_hub_out_of_reach_says_what_to_do() -> None:
         HubSource().split(data_sets.SWDE, "validation")
 
 
+def test_the_commit_of_a_hub_out_of_reach_is_unknown() -> None:
+    """Asked before the rows are: no traceback, and the rows say what to do."""
+    expected = {"source": "hub", "revision": None, "revision_note": "revision not pinned"}
+    assert HubSource().describe(data_sets.SWDE) == expected
+
+
 def test_what_the_package_lacks_is_said() -> None:
     with pytest.raises(InputError, match="does not hold swde"):
         PackageSource(CACHE).available(data_sets.SWDE)
@@ -130,3 +136,58 @@ def test_the_mirror_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "swde: left out" in capsys.readouterr().out
     with pytest.raises(InputError, match="did you mean arc_easy"):
         mirror_datasets.main([*arguments, "--data-set", "arc_eazy"])
+
+
+def altered_manifest(mirrored: Path, **changes: Any) -> MirrorSource:
+    path = mirrored / "piqa" / "manifest.json"
+    kept = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in kept.items() if value != "gone"}))
+    return MirrorSource(mirrored)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hub": "other/piqa"}, r"is of other/piqa, not of baber/piqa; remove .*piqa and mirror it again"),
+        ({"config": "small"}, r"is of baber/piqa \(small\), not of baber/piqa"),
+        ({"source": "hub"}, f"is of commit abc, not of the pinned {data_sets.PIQA.revision}"),
+        ({"revision": "gone"}, "is not a manifest of tools/mirror_datasets.py"),
+        ({"splits": "gone"}, "is not a manifest of tools/mirror_datasets.py"),
+        ({"splits": {"validation": {"file": "validation.parquet"}}}, "is not a manifest"),
+    ],
+)
+def test_a_mirror_of_another_data_set_or_commit_is_refused(
+    changes: dict[str, Any], message: str, mirrored: Path
+) -> None:
+    source = altered_manifest(mirrored, **changes)
+    for ask in (source.available, source.describe, lambda each: source.split(each, "validation")):
+        with pytest.raises(InputError, match=message):
+            ask(data_sets.PIQA)
+
+
+def test_a_mirror_at_the_pinned_commit_is_read(mirrored: Path) -> None:
+    source = altered_manifest(mirrored, source="hub", revision=data_sets.PIQA.revision)
+    assert len(source.split(data_sets.PIQA, "validation")) == len(PIQA_ROWS)
+    assert "revision_note" not in source.describe(data_sets.PIQA)
+
+
+def test_a_data_set_without_a_pin_is_read_at_one_recorded_commit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+    commits = iter(["a" * 40, "b" * 40])  # the hub moves on between two questions
+    monkeypatch.setattr(data_sources, "hub_commit", lambda data_set: next(commits))
+
+    def load(hub: str, config: str | None, *, split: str, revision: str) -> Dataset:
+        asked.append(revision)
+        return Dataset.from_list([{"text": "a"}])
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    source = HubSource()
+    mirror_datasets.mirror(data_sets.SWDE, source, tmp_path)
+    assert asked == ["a" * 40]
+    expected = {"revision": "a" * 40, "revision_note": "revision not pinned"}
+    assert source.describe(data_sets.SWDE) == {"source": "hub", **expected}
+    described = MirrorSource(tmp_path).describe(data_sets.SWDE)
+    assert described == {"source": "mirror", "mirrored_from": "hub", **expected}
+    assert "revision_note" not in source.describe(data_sets.PIQA)

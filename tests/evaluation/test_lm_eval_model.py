@@ -14,8 +14,11 @@ from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from evaluation import lm_eval_model
+from evaluation.generation import continue_prompts
 from evaluation.lm_eval_model import OrthrosLM
 from evaluation.model_source import load_evaluated_model
+from evaluation.text_tokens import whole_text
 from orthros_train.errors import InputError
 from tests.distributed import run_distributed
 from tests.evaluation.tiny_models import save_llama, save_merging_tokenizer, save_orthros
@@ -65,11 +68,22 @@ def test_log_likelihoods_equal_the_harness(folder: Path, harness: HFLM, batch_si
 
 
 def test_whole_texts_equal_the_harness(folder: Path, harness: HFLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hf` predicts a BOS that the tokenizer adds from another one; here BOS is context alone."""
     monkeypatch.setattr(harness, "_max_length", 16)
-    requests = asked("loglikelihood_rolling", ("the cat sat on the mat and the dog " * 4,), ("on",), ("</s> then",))
+    encode = harness.tok_encode
+    monkeypatch.setattr(harness, "tok_encode", lambda text: encode(text.removeprefix("<s>"), add_special_tokens=False))
+    texts = ("the cat sat on the mat and the dog " * 4, "on", "</s> then", "<s>the dog")
+    requests = asked("loglikelihood_rolling", *[(text,) for text in texts])
     expected = harness.loglikelihood_rolling(requests, disable_tqdm=True)
     for lm in both_arms(folder, batch_size=3, max_length=16):
         assert lm.loglikelihood_rolling(requests) == pytest.approx(expected, abs=2e-3)
+
+
+def test_whole_texts_count_the_tokens_that_are_predicted(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    plain = tokenizer.encode("the cat sat", add_special_tokens=False)
+    assert whole_text(tokenizer, "the cat sat") == whole_text(tokenizer, "<s>the cat sat") == plain
+    assert whole_text(tokenizer, "the cat sat", add_bos=True) == plain
 
 
 def test_generated_texts_equal_the_harness(folder: Path, harness: HFLM) -> None:
@@ -116,6 +130,69 @@ def test_chat_template(folder: Path) -> None:
     lm.tokenizer.chat_template = None
     with pytest.raises(InputError, match="has no chat template"):
         lm.apply_chat_template(messages)
+
+
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "[{{ m.role }}] {{ m.content }}{% endfor %}"
+)
+
+
+def test_a_template_without_a_system_role_loses_the_system_message_as_in_the_harness(
+    folder: Path, harness: HFLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (lm, _) = both_arms(folder)
+    for each in (lm, harness):
+        monkeypatch.setattr(each.tokenizer, "chat_template", NO_SYSTEM)
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    assert lm.apply_chat_template(messages) == harness.apply_chat_template(messages) == "[user] hello"
+    lm.tokenizer.chat_template = "{{ raise_exception('never') }}"
+    for history in (messages, messages[1:]):
+        with pytest.raises(InputError, match="refuses the conversation: never"):
+            lm.apply_chat_template(history)
+
+
+@pytest.fixture
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Generation runs out of memory with more than two prompts; gives the sizes of the batches that were tried."""
+    tried: list[int] = []
+
+    def generate(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], *arguments: Any) -> list[str]:
+        tried.append(len(prompts))
+        if len(prompts) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        return continue_prompts(model, tokenizer, prompts, *arguments)
+
+    monkeypatch.setattr(lm_eval_model, "continue_prompts", generate)
+    return tried
+
+
+def test_an_automatic_batch_of_prompts_that_does_not_fit_is_halved(folder: Path, little_memory: list[int]) -> None:
+    generation = {"until": ["zz"], "max_gen_toks": 4}
+    contexts = ["the cat", "on the mat", "the dog sat", "and then", "the mat " * 200]
+    requests = asked("generate_until", *[(context, generation) for context in contexts])
+    evaluated = load_evaluated_model(folder, dtype="fp32")
+    expected = OrthrosLM(evaluated, batch_size=1).generate_until(requests)
+    little_memory.clear()
+    lm = OrthrosLM(evaluated, batch_size="auto")
+    assert lm.generate_until(requests) == expected
+    assert max(little_memory) > 2 >= min(little_memory)
+    assert lm.truncated == {"task": 1}
+    with pytest.raises(InputError, match=r"out of memory with 5 prompt\(s\).*4 new ones; use a smaller --batch-size"):
+        OrthrosLM(evaluated, batch_size=5).generate_until(requests)
+
+
+def test_a_repeated_request_is_counted_once(folder: Path) -> None:
+    """Under torchrun the harness repeats a rank's last request until all ranks have the same number."""
+    (lm, _) = both_arms(folder, max_length=16)
+    request, other = asked("loglikelihood", ("the cat sat " * 20, " on"), ("the dog sat " * 20, " on"))
+    lm.loglikelihood([request, other, other, other])
+    assert lm.truncated == {"task": 2}
+    lm.loglikelihood([request])  # asked again, counted again
+    assert lm.truncated == {"task": 3}
+    (prompt,) = asked("generate_until", ("the cat sat " * 20, {"until": [], "max_gen_toks": 2}))
+    lm.generate_until([prompt, prompt])
+    assert lm.truncated == {"task": 4}
 
 
 def test_the_model_type_is_known_to_the_harness() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +229,35 @@ def test_every_suite_is_complete() -> None:
     assert [suite.name for suite in find_suites(["recall"], SuiteOptions())] == [
         "recall-512", "recall-1024", "recall-2048"
     ]  # fmt: skip
+
+
+def test_tokens_are_counted_without_the_bos_that_the_tokenizer_adds(data: Path, tmp_path: Path) -> None:
+    """Perplexity by token is over what is predicted, whether or not the tokenizer adds BOS."""
+    text, found = tmp_path / "text.txt", []
+    text.write_text("the cat sat on the mat", encoding="utf-8")
+    adds = save_merging_tokenizer(save_orthros(tmp_path / "adds"), adds_bos=True)
+    plain = Path(shutil.copytree(adds, tmp_path / "plain"))
+    tokenizer = json.loads((plain / "tokenizer.json").read_text())
+    (plain / "tokenizer.json").write_text(json.dumps(tokenizer | {"post_processor": None}))
+    for model in (adds, plain):
+        results = evaluate(model, data, tmp_path / f"out-{model.name}", "--suite", "perplexity", "--text", str(text))
+        found.append(results["results"]["text_text"])
+    for metric in ("token_perplexity,none", "byte_perplexity,none"):
+        assert found[0][metric] == pytest.approx(found[1][metric], rel=1e-5)
+
+
+def test_a_data_set_without_a_pinned_commit_is_reported_so(model: Path, tmp_path: Path) -> None:
+    class HubRows(Rows):
+        def describe(self, data_set: data_sets.DataSet) -> dict[str, Any]:
+            return {"source": "hub", "revision": data_set.revision or "f" * 40}
+
+    mirror(data_sets.FDA, HubRows(FDA_ROWS), tmp_path / "mirror")
+    mirror(data_sets.PIQA, HubRows(PIQA_ROWS), tmp_path / "mirror")
+    results = evaluate(model, tmp_path / "mirror", tmp_path / "out", "--tasks", "recall_fda_512,piqa", "--limit", "1")
+    data = {name: record["task"]["data"] for name, record in results["orthros"]["records"].items()}
+    assert data["recall_fda_512"]["revision"] == "f" * 40
+    assert data["recall_fda_512"]["revision_note"] == "revision not pinned"
+    assert "revision_note" not in data["piqa"]
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "| ffffffffffff (not pinned) |" in report
+    assert f"| {data_sets.PIQA.revision[:12]} |" in report  # type: ignore[index]

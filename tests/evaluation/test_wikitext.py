@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
@@ -12,7 +13,7 @@ from pyarrow import parquet
 
 from evaluation import reproduce_wikitext
 from evaluation.reproduce_wikitext import Protocol, build_arm, draw_batches, nll, verdict
-from evaluation.wikitext_data import REVISION, SPLITS, parquet_name, read_prepared
+from evaluation.wikitext_data import REVISION, SPLITS, label, parquet_name, read_prepared
 from orthros_train.errors import InputError
 from tools import prepare_wikitext
 
@@ -54,10 +55,39 @@ def test_altered_and_foreign_files_are_refused(prepared: Path, tmp_path: Path) -
         read_prepared(prepared)
     manifest = json.loads((prepared / "manifest.json").read_text())
     (prepared / "manifest.json").write_text(json.dumps(manifest | {"revision": "other"}))
-    with pytest.raises(InputError, match=f"not of {REVISION}"):
+    with pytest.raises(InputError, match=f"is of revision other, not of {REVISION}"):
         read_prepared(prepared)
     with pytest.raises(InputError, match=r"holds no manifest.json; make the folder with"):
         read_prepared(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"config": "wikitext-103-raw-v1"}, "is of config wikitext-103-raw-v1, not of wikitext-2-raw-v1"),
+        ({"dataset": "other"}, "is of dataset other, not of Salesforce/wikitext"),
+        ({"provenance": None}, "does not say where its text came from"),
+        ({"files": None}, r"is not a manifest of tools/prepare_wikitext.py"),
+        ({"files": {}}, r"train.txt is missing"),
+        ({"files": {"train.txt": {}}}, r"train.txt was altered"),
+    ],
+)
+def test_a_manifest_of_something_else_is_refused(changes: dict[str, Any], message: str, prepared: Path) -> None:
+    path = prepared / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(InputError, match=message):
+        read_prepared(prepared)
+
+
+def test_text_from_the_hub_is_called_wikitext(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def load(repository: str, config: str, *, split: str, revision: str) -> dict[str, list[str]]:
+        assert (repository, config, revision) == ("Salesforce/wikitext", "wikitext-2-raw-v1", REVISION)
+        return {"text": LINES}
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    assert prepare_wikitext.main(["--output", str(tmp_path / "out")]) == 0
+    _, manifest = read_prepared(tmp_path / "out")
+    assert label(manifest) == f"Salesforce/wikitext (wikitext-2-raw-v1) at revision {REVISION}"
 
 
 def test_without_the_hub_it_says_what_to_place_where(tmp_path: Path, source: Path) -> None:
@@ -88,7 +118,11 @@ def test_the_protocol_on_wikitext(prepared: Path, tmp_path: Path, capsys: pytest
     assert receipt["seed"] == 2
     assert receipt["command"].startswith("python -m evaluation.reproduce_wikitext --data")
     assert receipt["data"]["manifest"]["revision"] == REVISION
+    by_hand = "placed by hand, not verified against the hub"
+    assert by_hand in receipt["data"]["label"]
+    assert receipt["data"]["manifest"]["provenance"] == by_hand
     text = capsys.readouterr().out
+    assert by_hand in text
     assert "3.02851 ± 0.05278" in text
     assert "same protocol, not a reproduction" in text
     assert "other text" not in text
@@ -153,7 +187,13 @@ def test_batches_depend_on_the_seed_alone() -> None:
         (["--train-bytes", "40"], "needs more bytes"),
         (["--test-bytes", "99999"], "the test text has .* bytes, the protocol asks for 99,999"),
         (["--device", "cuda"], "torch sees no CUDA device"),
-        (["--seeds", "x"], "not a list of whole numbers"),
+        (["--seeds", "x"], "argument --seeds: 'x' is not an integer"),
+        (["--seeds", "1,2,1"], "argument --seeds: '1,2,1' names a seed twice"),
+        (["--seeds", "-1"], "argument --seeds: must be at least 0"),
+        (["--learning-rate", "-1"], "argument --learning-rate: must be a finite number above 0"),
+        (["--learning-rate", "0"], "argument --learning-rate: must be a finite number above 0"),
+        (["--learning-rate", "nan"], "argument --learning-rate: must be a finite number above 0"),
+        (["--learning-rate", "fast"], "argument --learning-rate: 'fast' is not a number"),
         (["--steps", "0"], "must be at least 1"),
     ],
 )
