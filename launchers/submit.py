@@ -60,7 +60,11 @@ def build_parser() -> CommandParser:
     place.add_argument("--time", metavar="D-HH:MM:SS", help="limit of one start; default: the partition's")
     place.add_argument("--job-name", metavar="NAME", help="default: the name of output_dir")
     place.add_argument(
-        "--sbatch-option", action="append", default=[], metavar="OPTION", help="e.g. '--constraint=h100'; repeatable"
+        "--sbatch-option",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="e.g. --sbatch-option=--constraint=h100; repeatable",
     )
 
     life = parser.add_argument_group("restarts")

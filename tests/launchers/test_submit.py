@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -45,6 +46,12 @@ def test_print_shows_the_scripts_and_touches_nothing(tmp_path: Path, capsys: pyt
     assert "source my_env/bin/activate" in shown
     assert f"config=({DEMO} {run})" in shown
     assert not (tmp_path / "run").exists()
+
+
+def test_help_shows_options_of_sbatch_as_they_are_understood() -> None:
+    parser = submit.build_parser()
+    (shown,) = re.findall(r"e\.g\.\s+(--sbatch-option\S+);", parser.format_help())
+    assert parser.parse_intermixed_args([DEMO, shown]).sbatch_option == ["--constraint=h100"]
 
 
 def test_the_active_environment_is_the_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
