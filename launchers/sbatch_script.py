@@ -204,8 +204,10 @@ launch() {  # torchrun, once a node: launch NAME [OPTIONS] SCRIPT ARGUMENTS
 }
 
 attend() {  # run a command in the background, where signals are heard at once, and end as it ends
+    child=
     "$@" &
     child=$!
+    [ -z "$signalled" ] || ask_to_stop  # the signal came before there was a child
     while kill -0 "$child" 2> /dev/null; do wait "$child"; done  # a signal ends `wait` early
     wait "$child"
 }
@@ -214,6 +216,7 @@ record() { @IN@python launchers/attempt.py "$@" "${config[@]}"; }
 
 ask_to_stop() {  # again and again: a file from before the ranks started does not count
     signalled=yes
+    [ -n "$child" ] && [ -z "$asker" ] || return  # `attend` calls it again: here, its $! would be the asker
     echo "$(date '+%F %T') USR1: asking the ranks to stop"
     (
         trap exit TERM  # never between making the file and writing it
@@ -222,8 +225,9 @@ ask_to_stop() {  # again and again: a file from before the ranks started does no
             sleep 2
         done
     ) 2> /dev/null &
+    asker=$!
 }
-signalled= terminated= preflight=
+signalled= terminated= preflight= child= asker=
 trap ask_to_stop USR1
 trap 'terminated=yes' TERM  # scancel, preemption or the time limit: SLURM decides what happens next
 

@@ -135,7 +135,7 @@ def life(script: str, folder: Path, *, end: int, srun: str = "exit 0", scontrol:
         env={**os.environ, **task, "SLURM_SUBMIT_DIR": str(folder), "PATH": f"{folder}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=15,
         check=False,
     )
     called = (folder / "calls").read_text()
@@ -196,6 +196,37 @@ def test_a_signal_between_the_preflight_and_the_training_asks_the_ranks_to_stop(
     until_asked = f"[ $1 = --wait=300 ] && until [ -e {file} ]; do /bin/sleep 0.1; done; exit 0"
     code, called = life(script, tmp_path, end=75, srun=until_asked)  # ends, so nobody asks any more
     assert (code, called) == (75, f"{BEGUN}{TRAINED}record end --signalled\nscontrol requeue 7_1\n")
+
+
+ATTEND = ("    child=\n", '    "$@" &\n', "    child=$!\n")  # its statements
+
+
+@pytest.mark.parametrize("after", ATTEND)
+def test_a_signal_at_any_moment_of_starting_the_training_asks_the_ranks_to_stop(tmp_path: Path, after: str) -> None:
+    script = training_script(replace(FULL, preflight=False))
+    assert script.count(after) == 1
+    file = tmp_path / "outputs/demo/seed_43/stop_requested"
+    file.parent.mkdir(parents=True)
+    until_asked = f"until [ -e {file} ]; do /bin/sleep 0.1; done"
+    signalled = script.replace(after, f"{after}    kill -USR1 $$\n")
+    code, called = life(signalled, tmp_path, end=75, srun=until_asked)
+    assert (code, called) == (75, f"record begin\n{TRAINED}record end --signalled\nscontrol requeue 7_1\n")
+
+
+@pytest.mark.parametrize("after", ATTEND)
+def test_a_signal_at_any_moment_of_starting_the_preflight_is_heard(tmp_path: Path, after: str) -> None:
+    signalled = training_script(FULL).replace(after, f"{after}    kill -USR1 $$\n")
+    code, called = life(signalled, tmp_path, end=75)
+    assert (code, called) == (75, f"{BEGUN}record end --signalled\nscontrol requeue 7_1\n")
+
+
+def test_a_signal_before_anything_is_started_starts_nothing(tmp_path: Path) -> None:
+    signalled = training_script(replace(FULL, preflight=False)).replace(
+        "record begin", "kill -USR1 $$\nrecord begin", 1
+    )
+    code, called = life(signalled, tmp_path, end=75)
+    assert (code, called) == (75, "record begin\nrecord end --signalled\nscontrol requeue 7_1\n")
+    assert not (tmp_path / "outputs/demo/seed_43/stop_requested").exists()
 
 
 def test_the_later_jobs_work_on_what_the_first_made() -> None:
