@@ -153,7 +153,8 @@ def _run(settings: JobSettings) -> str:
 def _what_to_train(settings: JobSettings) -> str:
     arguments = [shlex.quote(argument) for argument in (settings.config, *settings.overrides)]
     if settings.seeds:
-        arguments += ['"train.seed=$seed"', '"output_dir=$run"']
+        arguments.append('"train.seed=$seed"')
+    arguments.append('"output_dir=$run"')  # whatever the file says by the time of a restart
     lines = [
         _run(settings) + f"config=({' '.join(arguments)})",
         f"ranks_per_node={settings.ranks_per_node}",

@@ -142,6 +142,10 @@ def job_settings(options: argparse.Namespace) -> JobSettings:
     run = config.output_dir.rstrip("/")
     if any(character.isspace() or character == "%" for character in run):
         raise InputError(f"output_dir '{run}' holds a space or %, which SLURM's log path cannot: choose another")
+    try:
+        load_config(options.config, [*options.overrides, f"output_dir={run}"])  # as the job has it
+    except InputError as error:
+        raise InputError(f"output_dir '{run}' is a number or the like on a command line: choose another") from error
     return JobSettings(
         config=options.config,
         overrides=tuple(options.overrides),

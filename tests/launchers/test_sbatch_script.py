@@ -12,6 +12,7 @@ import pytest
 
 from launchers.sbatch_script import JobSettings, evaluation_script, export_script, training_script
 from launchers.submit import build_parser, job_settings
+from orthros_train.config import load_config
 
 ROOT = Path(__file__).parents[2]
 PLAIN = JobSettings("configs/demo.yaml", "outputs/demo", "demo", nodes=2, ranks_per_node=2)
@@ -102,6 +103,18 @@ def test_each_task_of_an_array_trains_its_seed_in_a_folder_of_its_own() -> None:
         "outputs/demo/seed_43\n"
         "<configs/demo.yaml><train.steps=9><data.train=[{prefix: a b}]><train.seed=43><output_dir=outputs/demo/seed_43>"
     )
+
+
+def test_a_changed_output_dir_of_the_file_does_not_move_a_running_job(tmp_path: Path) -> None:
+    """Each restart reads the file anew, and a person may have prepared the next experiment in it."""
+    named = replace(PLAIN, overrides=("output_dir=outputs/demo", "train.seed=9"))
+    for settings in (PLAIN, named, replace(PLAIN, run=f"{tmp_path}/a'b")):
+        file = tmp_path / "run.yaml"
+        file.write_text(re.sub("output_dir: .*", "output_dir: elsewhere", (ROOT / settings.config).read_text()))
+        assert load_config(file).output_dir == "elsewhere"
+        script = training_script(replace(settings, config=str(file)))
+        words = run_beginning(script, {}, r'printf "%s\n" "${config[@]}"').splitlines()
+        assert load_config(words[0], words[1:]).output_dir == settings.run
 
 
 def test_a_container_holds_everything_but_slurms_own_commands() -> None:
