@@ -138,6 +138,9 @@ def _surroundings(settings: JobSettings) -> str:
     if settings.venv is not None:
         lines.append(f"source {shlex.quote(settings.venv)}/bin/activate || exit")
     lines.append('export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"')
+    if settings.container is not None:  # its Python need not have the package installed
+        lines.append('export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"')
+        lines.append('export APPTAINERENV_PYTHONPATH="$PYTHONPATH"  # wins over what the image sets itself')
     return "\n".join([*lines, ""])
 
 

@@ -85,7 +85,9 @@ def test_everything_that_was_asked_for() -> None:
 
 def run_beginning(script: str, environment: dict[str, str], show: str) -> str:
     """What the variables are when the launching begins."""
-    beginning = script[: script.index("head_node=")].replace("|| exit", "|| true")
+    end = re.search("^head_node=|^apptainer", script, flags=re.MULTILINE)
+    assert end is not None
+    beginning = script[: end.start()].replace("|| exit", "|| true")
     done = subprocess.run(
         ["bash", "-c", f"{beginning}\n{show}"],
         env={**os.environ, "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_CPUS_PER_TASK": "1", **environment},
@@ -127,6 +129,16 @@ def test_a_container_holds_everything_but_slurms_own_commands() -> None:
     assert f"{inside} python tools/export_hf.py" in export_script(
         replace(PLAIN, container="an image.sif", gpus_per_node=2)
     )
+
+
+def test_an_image_without_the_package_finds_it_in_the_working_directory() -> None:
+    """A script's own folder, not the working directory, is where Python looks for modules."""
+    inside = replace(PLAIN, container="image.sif")
+    show = 'printf "%s %s\\n" "$PYTHONPATH" "$APPTAINERENV_PYTHONPATH"'
+    for script in (training_script(inside), export_script(inside), evaluation_script(inside, "recall")):
+        for before, after in (("", f"{ROOT}"), ("/mine", f"{ROOT}:/mine")):
+            assert run_beginning(script, {"PYTHONPATH": before}, show) == f"{after} {after}\n"
+    assert run_beginning(training_script(PLAIN), {"PYTHONPATH": "/mine"}, show) == "/mine \n"
 
 
 def life(script: str, folder: Path, *, end: int, srun: str = "exit 0", scontrol: str = "exit 0") -> tuple[int, str]:
