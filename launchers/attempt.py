@@ -36,6 +36,7 @@ from launchers.run_records import (
 )
 from launchers.sbatch_script import LOG_FOLDER
 from launchers.slurm_client import ENDED, job_states
+from launchers.torchrun_rank import CODES_VARIABLE, read_codes
 from orthros_train.command_line import CommandParser, count, positive_int, run_command
 from orthros_train.config import gradient_accumulation_steps, load_config
 from orthros_train.errors import InputError
@@ -188,12 +189,23 @@ def end(options: argparse.Namespace) -> int:
         checkpoint=checkpoint,
         restarts_left=options.restart_limit - attempts[-1].restart,
         fruitless=fruitless_starts(attempts, checkpoint),
+        refused=BAD_INPUT in take_codes(),
         preflight_failed=options.preflight_failed,
         signalled=options.signalled,
         terminated=options.terminated,
     )
     say_and_record(run, outcome, lambda: end_attempt(run, outcome))
     return code
+
+
+def take_codes() -> set[int]:
+    """The exit codes that the ranks of this start have noted, which are used up by that."""
+    if CODES_VARIABLE not in os.environ:
+        return set()
+    file = Path(os.environ[CODES_VARIABLE])
+    codes = read_codes(file)
+    file.unlink(missing_ok=True)
+    return codes
 
 
 def not_requeued(options: argparse.Namespace) -> int:
@@ -242,6 +254,7 @@ def decide(
     checkpoint: int,
     restarts_left: int,
     fruitless: int,
+    refused: bool,
     preflight_failed: bool,
     signalled: bool,
     terminated: bool,
@@ -254,6 +267,7 @@ def decide(
         checkpoint: step of the newest checkpoint now.
         restarts_left: how often the job may still be started again.
         fruitless: starts in a row without a new checkpoint, this one included; 0 if it saved one.
+        refused: a rank ended with bad input.
         preflight_failed: the training was not started, since the nodes are not fit for it.
         signalled: the launcher asked for a stop, before the time limit.
         terminated: SLURM or a person ends the job and decides on its own whether it comes back.
@@ -263,6 +277,8 @@ def decide(
         return DONE, f"done: {started.step} steps"
     if started is not None and started.exit_code == BAD_INPUT:
         return BAD_INPUT, f"refused: {started.reason}"
+    if started is None and refused:
+        return BAD_INPUT, "refused before the training had started: see the log above"
     if started is not None and started.state == "stopped":
         story = f"stopped at step {started.step} by {started.reason}"
         wanted = not _a_persons(started.reason or "") and (signalled or (started.reason or "").startswith(OWN_STOPS))

@@ -198,6 +198,8 @@ head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((@PORT@))
 # Of an array, this task alone: the bare id of one of them is the whole array's.
 job="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+# To tell bad input that only ranks find, for which torchrun ends as for everything, from a crash.
+export ORTHROS_RANK_CODES="$run/slurm/codes-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"
 
 launch() {  # torchrun, once a node: launch NAME [OPTIONS] SCRIPT ARGUMENTS
     srun --wait="$stop_seconds" @IN@torchrun \\

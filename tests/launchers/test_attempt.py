@@ -68,13 +68,17 @@ USR1 = f"{FILE} (launcher: USR1, before the time limit)"
         (None, 0, {"preflight_failed": True}, AGAIN, "the preflight failed: see the log above; goes back"),
         (None, 0, {"preflight_failed": True, "fruitless": 3}, FAILED, "3 starts in a row without a new checkpoint"),
         (None, 0, {"preflight_failed": True, "signalled": True}, AGAIN, "asked to stop before"),
+        # ranks found bad input before there was a status.json, or before it was theirs
+        (None, 0, {"refused": True}, BAD_INPUT, "refused before the training had started: see the log above"),
+        (status("stopped", 75, USR1, attempt=2), 40, {"refused": True}, BAD_INPUT, "refused before the training had"),
+        (status("stopped", 75, USR1), 57, {"refused": True, "signalled": True}, AGAIN, "goes back"),
         # nothing is gained by starting again and again
         (status("stopped", 75, USR1), 40, {"signalled": True, "fruitless": 2}, AGAIN, "goes back"),
         (status("stopped", 75, USR1), 40, {"signalled": True, "fruitless": 3}, FAILED, "3 starts in a row without"),
     ],
 )  # fmt: skip
 def test_decision(now: Status | None, checkpoint: int, options: dict[str, int], code: int, words: str) -> None:
-    switches = dict.fromkeys(("signalled", "terminated", "preflight_failed"), False)
+    switches = dict.fromkeys(("signalled", "terminated", "preflight_failed", "refused"), False)
     arguments = {"restarts_left": 18, "fruitless": 0, **switches, **options}
     before = replace(BEFORE, restart=0) if arguments.pop("first", False) else BEFORE
     decided, outcome = decide(now, before, checkpoint=checkpoint, **arguments)
@@ -136,6 +140,30 @@ def test_a_job_that_slurm_does_not_take_back_is_recorded_so(tmp_path: Path) -> N
     assert read_attempts(tmp_path)[0].outcome == (
         f"stopped at step 5 by {USR1}; SLURM did not take the job back into the queue; submit it anew to go on"
     )
+
+
+@pytest.mark.parametrize(
+    ("codes", "ended"),
+    [
+        ("1\n2\n", BAD_INPUT),
+        ("1\n1\n", FAILED),
+        ("", FAILED),
+        ("2", BAD_INPUT),
+        ("\0\0\n2\n", BAD_INPUT),
+        (None, FAILED),
+    ],
+)
+def test_bad_input_that_only_ranks_found_is_told_from_their_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: str | None, ended: int
+) -> None:
+    run = [DEMO, f"output_dir={tmp_path}"]
+    main(["begin", *run])
+    file = tmp_path / "slurm" / "codes"
+    monkeypatch.setenv("ORTHROS_RANK_CODES", str(file))
+    if codes is not None:
+        file.write_text(codes)
+    assert main(["end", "--restart-limit", "2", *run]) == ended
+    assert not file.exists()
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:

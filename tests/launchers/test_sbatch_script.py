@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -252,6 +253,35 @@ def test_a_signal_before_anything_is_started_starts_nothing(tmp_path: Path) -> N
     code, called = life(signalled, tmp_path, end=75)
     assert (code, called) == (75, "record begin\nrecord end --signalled\nscontrol requeue 7_1\n")
     assert not (tmp_path / "outputs/demo/seed_43/stop_requested").exists()
+
+
+def test_bad_input_that_only_ranks_find_ends_the_job_with_2(tmp_path: Path) -> None:
+    """The real programs, except those of SLURM."""
+    for name, body in {"srun": 'exec "${@:2}"', "scontrol": "echo localhost"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    run = tmp_path / "run"
+    words = ("data.train=[{prefix: nowhere}]", "tokenizer={type: byte}")
+    settings = replace(PLAIN, run=str(run), nodes=1, ranks_per_node=1, preflight=False, overrides=words)
+    programs = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    job = {
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_NNODES": "1",
+        "SLURM_NTASKS": "1",
+        "SLURM_JOB_NODELIST": "localhost",
+    }
+    done = subprocess.run(
+        ["bash", "-c", training_script(settings)],
+        env={**os.environ, **job, "SLURM_SUBMIT_DIR": str(ROOT), "PATH": programs, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "error: there is no corpus nowhere" in done.stderr
+    assert done.stdout.endswith(" refused before the training had started: see the log above\n")
+    assert done.returncode == 2
+    assert {file.name for file in (run / "slurm").iterdir()} == {"attempts.jsonl", ".records.lock"}
 
 
 def test_the_later_jobs_work_on_what_the_first_made() -> None:
