@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,9 +78,9 @@ USR1 = f"{FILE} (launcher: USR1, before the time limit)"
         (status("stopped", 75, USR1), 40, {"signalled": True, "fruitless": 3}, FAILED, "3 starts in a row without"),
     ],
 )  # fmt: skip
-def test_decision(now: Status | None, checkpoint: int, options: dict[str, int], code: int, words: str) -> None:
+def test_decision(now: Status | None, checkpoint: int, options: dict[str, Any], code: int, words: str) -> None:
     switches = dict.fromkeys(("signalled", "terminated", "preflight_failed", "refused"), False)
-    arguments = {"restarts_left": 18, "fruitless": 0, **switches, **options}
+    arguments: dict[str, Any] = {"restarts_left": 18, "fruitless": 0, **switches, **options}
     before = replace(BEFORE, restart=0) if arguments.pop("first", False) else BEFORE
     decided, outcome = decide(now, before, checkpoint=checkpoint, **arguments)
     assert decided == code, outcome
