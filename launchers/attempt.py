@@ -18,9 +18,10 @@ import itertools
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
 from launchers.run_records import (
     Attempt,
@@ -33,7 +34,9 @@ from launchers.run_records import (
     read_attempts,
     read_status,
 )
+from launchers.sbatch_script import LOG_FOLDER
 from launchers.slurm_client import ENDED, job_states
+from launchers.torchrun_rank import CODES_VARIABLE, read_codes
 from orthros_train.command_line import CommandParser, count, positive_int, run_command
 from orthros_train.config import gradient_accumulation_steps, load_config
 from orthros_train.errors import InputError
@@ -92,12 +95,17 @@ def begin(options: argparse.Namespace) -> int:
         checkpoint_before=newest_checkpoint(run),
     )
     if refusal := why_not(run, attempt, options.restart_limit):
-        add_attempt(run, replace(attempt, ended=now(), outcome=refusal))
-        print(f"{now()} {refusal}", flush=True)
+        refused = replace(attempt, ended=now(), outcome=refusal)
+        say_and_record(run, refusal, lambda: add_attempt(run, refused))
         return FAILED
-    add_attempt(run, attempt)
+    try:
+        add_attempt(run, attempt)
+    except OSError as error:
+        raise InputError(
+            f"{run / LOG_FOLDER} cannot be written ({error.strerror}): make room there, or choose another output_dir"
+        ) from error
     where = f"from step {attempt.checkpoint_before}" if attempt.checkpoint_before else "from the start"
-    print(f"{now()} {attempt.nodes}: {nodes} x {options.ranks_per_node} ranks, restart {attempt.restart}, {where}")
+    say(f"{now()} {attempt.nodes}: {nodes} x {options.ranks_per_node} ranks, restart {attempt.restart}, {where}")
     return 0
 
 
@@ -158,7 +166,7 @@ def refuse_second_launch(run: Path) -> None:
     try:
         states = job_states(others)
     except InputError as error:
-        print(f"whether job {', '.join(map(str, others))} still trains in {run} is not known: {error}", flush=True)
+        say(f"whether job {', '.join(map(str, others))} still trains in {run} is not known: {error}")
         return
     for job_id, state in states.items():
         if state not in ENDED:
@@ -181,13 +189,23 @@ def end(options: argparse.Namespace) -> int:
         checkpoint=checkpoint,
         restarts_left=options.restart_limit - attempts[-1].restart,
         fruitless=fruitless_starts(attempts, checkpoint),
+        refused=BAD_INPUT in take_codes(),
         preflight_failed=options.preflight_failed,
         signalled=options.signalled,
         terminated=options.terminated,
     )
-    end_attempt(run, outcome)
-    print(f"{now()} {outcome}", flush=True)
+    say_and_record(run, outcome, lambda: end_attempt(run, outcome))
     return code
+
+
+def take_codes() -> set[int]:
+    """The exit codes that the ranks of this start have noted, which are used up by that."""
+    if CODES_VARIABLE not in os.environ:
+        return set()
+    file = Path(os.environ[CODES_VARIABLE])
+    codes = read_codes(file)
+    file.unlink(missing_ok=True)
+    return codes
 
 
 def not_requeued(options: argparse.Namespace) -> int:
@@ -195,9 +213,26 @@ def not_requeued(options: argparse.Namespace) -> int:
     run = Path(load_config(options.config, options.overrides).output_dir)
     ended = own_attempts(run)[-1].outcome or ""
     outcome = f"{ended.split(AGAIN_WORDS)[0]}SLURM did not take the job back into the queue; submit it anew to go on"
-    end_attempt(run, outcome)
-    print(f"{now()} {outcome}", flush=True)
+    say_and_record(run, outcome, lambda: end_attempt(run, outcome))
     return FAILED
+
+
+def say_and_record(run: Path, outcome: str, record: Callable[[], None]) -> None:
+    """Print an outcome, and then record it if the disk allows: what the job does next does not depend on it."""
+    say(f"{now()} {outcome}")
+    try:
+        record()
+    except OSError as error:
+        say(f"warning: not recorded in {run / LOG_FOLDER}: {error.strerror}", sys.stderr)
+
+
+def say(line: str, stream: TextIO | None = None) -> None:
+    """Print a line at once; where even the log's disk is full, go on without."""
+    stream = stream or sys.stdout
+    try:
+        print(line, file=stream, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for the flush at exit, which would fail again
 
 
 def own_attempts(run: Path) -> list[Attempt]:
@@ -219,6 +254,7 @@ def decide(
     checkpoint: int,
     restarts_left: int,
     fruitless: int,
+    refused: bool,
     preflight_failed: bool,
     signalled: bool,
     terminated: bool,
@@ -231,6 +267,7 @@ def decide(
         checkpoint: step of the newest checkpoint now.
         restarts_left: how often the job may still be started again.
         fruitless: starts in a row without a new checkpoint, this one included; 0 if it saved one.
+        refused: a rank ended with bad input.
         preflight_failed: the training was not started, since the nodes are not fit for it.
         signalled: the launcher asked for a stop, before the time limit.
         terminated: SLURM or a person ends the job and decides on its own whether it comes back.
@@ -240,6 +277,8 @@ def decide(
         return DONE, f"done: {started.step} steps"
     if started is not None and started.exit_code == BAD_INPUT:
         return BAD_INPUT, f"refused: {started.reason}"
+    if started is None and refused:
+        return BAD_INPUT, "refused before the training had started: see the log above"
     if started is not None and started.state == "stopped":
         story = f"stopped at step {started.step} by {started.reason}"
         wanted = not _a_persons(started.reason or "") and (signalled or (started.reason or "").startswith(OWN_STOPS))

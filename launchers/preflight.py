@@ -30,7 +30,7 @@ from orthros_train.command_line import CommandParser, run_command
 from orthros_train.config import Config, load_config
 from orthros_train.data.manifest import bin_path, idx_path, manifest_path
 from orthros_train.errors import InputError
-from orthros_train.launch_environment import claimed_local_rank
+from orthros_train.launch_environment import claimed_local_rank, environment_number
 
 if TYPE_CHECKING:
     from orthros_train.training.ranks import Ranks
@@ -81,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         deadline.moment = "importing torch"
         from orthros_train.training.lost_ranks import lost_detail  # noqa: PLC0415 (imports torch: may hang)
 
+        deadline.moment = "looking for GPUs"
+        refuse_missing_gpus()
         try:
             ranks = deadline.meet()
             report = look(config, ranks, deadline)
@@ -98,6 +100,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise
             raise InputError(f"the ranks do not meet or lose each other, {deadline.moment} ({detail})") from error
     return 2 if problems else 0
+
+
+def refuse_missing_gpus() -> None:
+    """Raise InputError where torch sees none of the GPUs that SLURM gave: this node's ranks would take CPUs, and wait
+    over gloo for others that wait for them over NCCL."""
+    import torch  # noqa: PLC0415
+
+    given = environment_number("SLURM_GPUS_ON_NODE", 0)
+    if not given or torch.cuda.is_available():
+        return
+    if torch.backends.cuda.is_built():
+        reason = "does not see them: look at the driver there (nvidia-smi) and at CUDA_VISIBLE_DEVICES"
+    else:
+        reason = "was built without CUDA: install a build with it"
+    raise InputError(f"SLURM gave {given} GPUs of this node, but torch {torch.__version__} {reason}")
 
 
 def look(config: Config, ranks: Ranks, deadline: Deadline) -> Report:

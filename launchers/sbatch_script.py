@@ -138,6 +138,9 @@ def _surroundings(settings: JobSettings) -> str:
     if settings.venv is not None:
         lines.append(f"source {shlex.quote(settings.venv)}/bin/activate || exit")
     lines.append('export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"')
+    if settings.container is not None:  # its Python need not have the package installed
+        lines.append('export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"')
+        lines.append('export APPTAINERENV_PYTHONPATH="$PYTHONPATH"  # wins over what the image sets itself')
     return "\n".join([*lines, ""])
 
 
@@ -153,7 +156,8 @@ def _run(settings: JobSettings) -> str:
 def _what_to_train(settings: JobSettings) -> str:
     arguments = [shlex.quote(argument) for argument in (settings.config, *settings.overrides)]
     if settings.seeds:
-        arguments += ['"train.seed=$seed"', '"output_dir=$run"']
+        arguments.append('"train.seed=$seed"')
+    arguments.append('"output_dir=$run"')  # whatever the file says by the time of a restart
     lines = [
         _run(settings) + f"config=({' '.join(arguments)})",
         f"ranks_per_node={settings.ranks_per_node}",
@@ -194,6 +198,8 @@ head_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((@PORT@))
 # Of an array, this task alone: the bare id of one of them is the whole array's.
 job="${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+# To tell bad input that only ranks find, for which torchrun ends as for everything, from a crash.
+export ORTHROS_RANK_CODES="$run/slurm/codes-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"
 
 launch() {  # torchrun, once a node: launch NAME [OPTIONS] SCRIPT ARGUMENTS
     srun --wait="$stop_seconds" @IN@torchrun \\
@@ -204,8 +210,10 @@ launch() {  # torchrun, once a node: launch NAME [OPTIONS] SCRIPT ARGUMENTS
 }
 
 attend() {  # run a command in the background, where signals are heard at once, and end as it ends
+    child=
     "$@" &
     child=$!
+    [ -z "$signalled" ] || ask_to_stop  # the signal came before there was a child
     while kill -0 "$child" 2> /dev/null; do wait "$child"; done  # a signal ends `wait` early
     wait "$child"
 }
@@ -214,6 +222,7 @@ record() { @IN@python launchers/attempt.py "$@" "${config[@]}"; }
 
 ask_to_stop() {  # again and again: a file from before the ranks started does not count
     signalled=yes
+    [ -n "$child" ] && [ -z "$asker" ] || return  # `attend` calls it again: here, its $! would be the asker
     echo "$(date '+%F %T') USR1: asking the ranks to stop"
     (
         trap exit TERM  # never between making the file and writing it
@@ -222,8 +231,9 @@ ask_to_stop() {  # again and again: a file from before the ranks started does no
             sleep 2
         done
     ) 2> /dev/null &
+    asker=$!
 }
-signalled= terminated= preflight=
+signalled= terminated= preflight= child= asker=
 trap ask_to_stop USR1
 trap 'terminated=yes' TERM  # scancel, preemption or the time limit: SLURM decides what happens next
 

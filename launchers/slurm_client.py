@@ -12,7 +12,17 @@ from collections.abc import Sequence
 from orthros_train.errors import InputError
 
 CLIENT_SECONDS = 30
-ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
+ENDED = (  # not REVOKED: of a federation's clusters, another one has the job
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "TIMEOUT",
+)
 
 # What sbatch says -> what to do about it. The first match counts.
 _REMEDIES = (

@@ -60,7 +60,11 @@ def build_parser() -> CommandParser:
     place.add_argument("--time", metavar="D-HH:MM:SS", help="limit of one start; default: the partition's")
     place.add_argument("--job-name", metavar="NAME", help="default: the name of output_dir")
     place.add_argument(
-        "--sbatch-option", action="append", default=[], metavar="OPTION", help="e.g. '--constraint=h100'; repeatable"
+        "--sbatch-option",
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="e.g. --sbatch-option=--constraint=h100; repeatable",
     )
 
     life = parser.add_argument_group("restarts")
@@ -138,6 +142,10 @@ def job_settings(options: argparse.Namespace) -> JobSettings:
     run = config.output_dir.rstrip("/")
     if any(character.isspace() or character == "%" for character in run):
         raise InputError(f"output_dir '{run}' holds a space or %, which SLURM's log path cannot: choose another")
+    try:
+        load_config(options.config, [*options.overrides, f"output_dir={run}"])  # as the job has it
+    except InputError as error:
+        raise InputError(f"output_dir '{run}' is a number or the like on a command line: choose another") from error
     return JobSettings(
         config=options.config,
         overrides=tuple(options.overrides),

@@ -25,7 +25,7 @@ import psutil
 
 from launchers.attempt import refuse_second_launch
 from launchers.run_records import Status, read_status
-from launchers.torchrun_rank import CODES_VARIABLE
+from launchers.torchrun_rank import CODES_VARIABLE, read_codes
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.config import load_config
 from orthros_train.errors import InputError
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="orthros-") as folder:
         codes = Path(folder) / "codes"
         code = _run(command, run, {**os.environ, CODES_VARIABLE: str(codes)})
-        ranks = {int(line) for line in codes.read_text().splitlines()} if codes.exists() else set()
+        ranks = read_codes(codes)
     return final_code(code, ranks, before, read_status(run))
 
 

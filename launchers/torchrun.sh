@@ -7,17 +7,21 @@
 # Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 save a checkpoint first. Exit codes: 0 done, 1 failed, 2 bad input, 75 stopped.
 set -euo pipefail
 
+refuse() { echo "error: $*" >&2 && exit 2; }
+is_number() {  # an option and the word behind it
+    [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || refuse "$1 needs a number from 1, not ${2:-nothing}"
+}
+
 ranks=1 nodes=1 head=
 while [ $# -gt 0 ]; do
     case "$1" in
-        --ranks) ranks=${2:?--ranks needs a number} && shift 2 ;;
-        --nodes) nodes=${2:?--nodes needs a number} && shift 2 ;;
-        --head) head=${2:?--head needs HOST:PORT} && shift 2 ;;
+        --ranks) is_number "$@" && ranks=$2 && shift 2 ;;
+        --nodes) is_number "$@" && nodes=$2 && shift 2 ;;
+        --head) [ -n "${2:-}" ] || refuse "--head needs HOST:PORT, one of the nodes"; head=$2 && shift 2 ;;
         -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" && exit 0 ;;
         *) break ;;
     esac
 done
-refuse() { echo "error: $*" >&2 && exit 2; }
 [ $# -gt 0 ] || refuse "no CONFIG.yaml (see $0 --help)"
 [ "$nodes" = 1 ] || [ -n "$head" ] || refuse "--nodes $nodes needs --head HOST:PORT, one of the nodes"
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launchers import attempt
+from launchers import attempt, run_records
 from launchers.attempt import AGAIN, BAD_INPUT, DONE, FAILED, decide, fruitless_starts, main
 from launchers.run_records import Attempt, Status, add_attempt, end_attempt, read_attempts
 from orthros_train.errors import InputError
@@ -65,14 +69,18 @@ USR1 = f"{FILE} (launcher: USR1, before the time limit)"
         (None, 0, {"preflight_failed": True}, AGAIN, "the preflight failed: see the log above; goes back"),
         (None, 0, {"preflight_failed": True, "fruitless": 3}, FAILED, "3 starts in a row without a new checkpoint"),
         (None, 0, {"preflight_failed": True, "signalled": True}, AGAIN, "asked to stop before"),
+        # ranks found bad input before there was a status.json, or before it was theirs
+        (None, 0, {"refused": True}, BAD_INPUT, "refused before the training had started: see the log above"),
+        (status("stopped", 75, USR1, attempt=2), 40, {"refused": True}, BAD_INPUT, "refused before the training had"),
+        (status("stopped", 75, USR1), 57, {"refused": True, "signalled": True}, AGAIN, "goes back"),
         # nothing is gained by starting again and again
         (status("stopped", 75, USR1), 40, {"signalled": True, "fruitless": 2}, AGAIN, "goes back"),
         (status("stopped", 75, USR1), 40, {"signalled": True, "fruitless": 3}, FAILED, "3 starts in a row without"),
     ],
 )  # fmt: skip
-def test_decision(now: Status | None, checkpoint: int, options: dict[str, int], code: int, words: str) -> None:
-    switches = dict.fromkeys(("signalled", "terminated", "preflight_failed"), False)
-    arguments = {"restarts_left": 18, "fruitless": 0, **switches, **options}
+def test_decision(now: Status | None, checkpoint: int, options: dict[str, Any], code: int, words: str) -> None:
+    switches = dict.fromkeys(("signalled", "terminated", "preflight_failed", "refused"), False)
+    arguments: dict[str, Any] = {"restarts_left": 18, "fruitless": 0, **switches, **options}
     before = replace(BEFORE, restart=0) if arguments.pop("first", False) else BEFORE
     decided, outcome = decide(now, before, checkpoint=checkpoint, **arguments)
     assert decided == code, outcome
@@ -133,6 +141,83 @@ def test_a_job_that_slurm_does_not_take_back_is_recorded_so(tmp_path: Path) -> N
     assert read_attempts(tmp_path)[0].outcome == (
         f"stopped at step 5 by {USR1}; SLURM did not take the job back into the queue; submit it anew to go on"
     )
+
+
+@pytest.mark.parametrize(
+    ("codes", "ended"),
+    [
+        ("1\n2\n", BAD_INPUT),
+        ("1\n1\n", FAILED),
+        ("", FAILED),
+        ("2", BAD_INPUT),
+        ("\0\0\n2\n", BAD_INPUT),
+        (None, FAILED),
+    ],
+)
+def test_bad_input_that_only_ranks_found_is_told_from_their_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: str | None, ended: int
+) -> None:
+    run = [DEMO, f"output_dir={tmp_path}"]
+    main(["begin", *run])
+    file = tmp_path / "slurm" / "codes"
+    monkeypatch.setenv("ORTHROS_RANK_CODES", str(file))
+    if codes is not None:
+        file.write_text(codes)
+    assert main(["end", "--restart-limit", "2", *run]) == ended
+    assert not file.exists()
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_records, "write_text_atomically", fail)
+
+
+def test_a_full_disk_changes_nothing_in_how_a_job_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = [DEMO, f"output_dir={tmp_path}"]
+    main(["begin", *run])
+    write_status(tmp_path, state="stopped", exit_code=75, attempt=1, reason=USR1)
+    capsys.readouterr()
+    fill_disk(monkeypatch)
+    assert main(["end", "--restart-limit", "2", "--signalled", *run]) == AGAIN
+    printed, warned = capsys.readouterr()
+    assert f"stopped at step 5 by {USR1}; goes back into the queue (2 restarts left)" in printed
+    unrecorded = f"warning: not recorded in {tmp_path}/slurm: No space left on device\n"
+    assert warned == unrecorded
+    assert main(["not-requeued", *run]) == FAILED
+    printed, warned = capsys.readouterr()
+    assert "SLURM did not take the job back into the queue; submit it anew to go on" in printed
+    assert warned == unrecorded
+    (tmp_path / "stop_requested").write_text("enough")
+    assert main(["begin", *run]) == FAILED
+    printed, warned = capsys.readouterr()
+    assert "stopped by the file stop_requested before" in printed
+    assert warned == unrecorded
+
+
+def test_nothing_starts_where_the_start_cannot_be_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_disk(monkeypatch)
+    with pytest.raises(InputError, match=r"slurm cannot be written \(No space left on device\): make room"):
+        main(["begin", DEMO, f"output_dir={tmp_path}"])
+    assert read_attempts(tmp_path) == []
+
+
+@pytest.mark.parametrize("unwritable", [("stdout",), ("stdout", "stderr")])
+def test_a_log_on_a_full_disk_changes_nothing_either(tmp_path: Path, unwritable: tuple[str, ...]) -> None:
+    run = [DEMO, f"output_dir={tmp_path}"]
+    main(["begin", *run])
+    write_status(tmp_path, state="stopped", exit_code=75, attempt=1, reason=USR1)
+    (tmp_path / "slurm" / ".records.lock").unlink()
+    (tmp_path / "slurm" / ".records.lock").mkdir()  # so that there is a warning, too
+    command = [sys.executable, "launchers/attempt.py"]
+    with open("/dev/full", "w") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **dict.fromkeys(unwritable, full)}
+        options = ("end", "--restart-limit", "2", "--signalled")
+        ended = subprocess.run([*command, *options, *run], cwd=ROOT, **streams, check=False)  # type: ignore[call-overload]
+    assert ended.returncode == AGAIN, ended.stderr
 
 
 @pytest.mark.parametrize(("text", "stopped"), [("", True), ("enough", True), ("launcher: USR1", False)])

@@ -22,6 +22,7 @@ from launchers.deadline import Deadline
 from launchers.preflight import Report, find_problems, find_warnings, input_paths, sample_hash, show
 from orthros_train.command_line import run_command
 from orthros_train.config import Config, config_to_yaml
+from orthros_train.errors import InputError
 from orthros_train.training.ranks import start_ranks
 from tests import distributed
 from tests.distributed import RankFailedError, run_distributed
@@ -117,6 +118,11 @@ def freeze() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def lose_cuda() -> None:
+    os.environ["SLURM_GPUS_ON_NODE"] = "2"
+    torch.cuda.is_available = lambda: False
+
+
 def then(action: Callable[[], None], function: Callable[..., Any], rank: int) -> Callable[..., Any]:
     """`function`, before which `rank` does something else."""
 
@@ -134,6 +140,9 @@ BROKEN: dict[str, tuple[str, Callable[[], None], int, str]] = {
     # where, what, on which rank, and a line that is printed
     "a rank does not come": (
         "load_config", freeze, 1, rf"{HERE}, rank 0: not done after 4 s: meeting the other ranks, others have not come"
+    ),
+    "a node whose GPUs torch does not see": (
+        "load_config", lose_cuda, 1, rf"{HERE}: SLURM gave 2 GPUs of this node, but torch \S+ .+"
     ),
     "a rank says itself that it does not come": (
         "load_config", hang, 1, rf"{HERE}, rank 1: not done after 4 s: reading \S+c\.yaml"
@@ -162,6 +171,40 @@ def test_a_rank_that_hangs_or_dies_ends_it_in_time_with_its_name(
     errors = errors_of_a_broken_preflight(config, tmp_path, monkeypatch, capfd)
     assert any(re.fullmatch(f"error: {line}", error) for error in errors), errors
     assert all(error.startswith(f"error: {socket.gethostname()}") for error in errors), errors
+
+
+@pytest.mark.parametrize(
+    ("built", "remedy"),
+    [
+        (True, "does not see them: look at the driver there (nvidia-smi) and at CUDA_VISIBLE_DEVICES"),
+        (False, "was built without CUDA: install a build with it"),
+    ],
+)
+def test_gpus_that_torch_does_not_see_are_no_training_on_cpus(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: bool, remedy: str
+) -> None:
+    (tmp_path / "c.yaml").write_text(config_to_yaml(config))
+    monkeypatch.setattr(preflight.sys, "argv", ["preflight.py", str(tmp_path / "c.yaml")])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    monkeypatch.setattr(Deadline, "meet", lambda self: pytest.fail("others would wait for this node"))
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
+    with pytest.raises(InputError) as error:
+        preflight.run()
+    assert str(error.value) == (
+        f"{socket.gethostname()}: SLURM gave 8 GPUs of this node, but torch {torch.__version__} {remedy}"
+    )
+
+
+@pytest.mark.parametrize(("given", "seen"), [("0", False), (None, False), ("2", True), (None, True)])
+def test_gpus_that_torch_sees_or_slurm_did_not_give_are_no_problem(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, seen: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
+    monkeypatch.delenv("SLURM_GPUS_ON_NODE", raising=False)
+    if given is not None:
+        monkeypatch.setenv("SLURM_GPUS_ON_NODE", given)
+    preflight.refuse_missing_gpus()
 
 
 def test_a_network_that_hangs_blames_nobody(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from launchers.sbatch_script import JobSettings, evaluation_script, export_script, training_script
 from launchers.submit import build_parser, job_settings
+from orthros_train.config import load_config
 
 ROOT = Path(__file__).parents[2]
 PLAIN = JobSettings("configs/demo.yaml", "outputs/demo", "demo", nodes=2, ranks_per_node=2)
@@ -84,7 +86,9 @@ def test_everything_that_was_asked_for() -> None:
 
 def run_beginning(script: str, environment: dict[str, str], show: str) -> str:
     """What the variables are when the launching begins."""
-    beginning = script[: script.index("head_node=")].replace("|| exit", "|| true")
+    end = re.search("^head_node=|^apptainer", script, flags=re.MULTILINE)
+    assert end is not None
+    beginning = script[: end.start()].replace("|| exit", "|| true")
     done = subprocess.run(
         ["bash", "-c", f"{beginning}\n{show}"],
         env={**os.environ, "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_CPUS_PER_TASK": "1", **environment},
@@ -104,6 +108,18 @@ def test_each_task_of_an_array_trains_its_seed_in_a_folder_of_its_own() -> None:
     )
 
 
+def test_a_changed_output_dir_of_the_file_does_not_move_a_running_job(tmp_path: Path) -> None:
+    """Each restart reads the file anew, and a person may have prepared the next experiment in it."""
+    named = replace(PLAIN, overrides=("output_dir=outputs/demo", "train.seed=9"))
+    for settings in (PLAIN, named, replace(PLAIN, run=f"{tmp_path}/a'b")):
+        file = tmp_path / "run.yaml"
+        file.write_text(re.sub("output_dir: .*", "output_dir: elsewhere", (ROOT / settings.config).read_text()))
+        assert load_config(file).output_dir == "elsewhere"
+        script = training_script(replace(settings, config=str(file)))
+        words = run_beginning(script, {}, r'printf "%s\n" "${config[@]}"').splitlines()
+        assert load_config(words[0], words[1:]).output_dir == settings.run
+
+
 def test_a_container_holds_everything_but_slurms_own_commands() -> None:
     script = training_script(replace(PLAIN, container="an image.sif", gpus_per_node=2))
     inside = "apptainer exec --nv --bind \"$PWD\" 'an image.sif'"
@@ -114,6 +130,16 @@ def test_a_container_holds_everything_but_slurms_own_commands() -> None:
     assert f"{inside} python tools/export_hf.py" in export_script(
         replace(PLAIN, container="an image.sif", gpus_per_node=2)
     )
+
+
+def test_an_image_without_the_package_finds_it_in_the_working_directory() -> None:
+    """A script's own folder, not the working directory, is where Python looks for modules."""
+    inside = replace(PLAIN, container="image.sif")
+    show = 'printf "%s %s\\n" "$PYTHONPATH" "$APPTAINERENV_PYTHONPATH"'
+    for script in (training_script(inside), export_script(inside), evaluation_script(inside, "recall")):
+        for before, after in (("", f"{ROOT}"), ("/mine", f"{ROOT}:/mine")):
+            assert run_beginning(script, {"PYTHONPATH": before}, show) == f"{after} {after}\n"
+    assert run_beginning(training_script(PLAIN), {"PYTHONPATH": "/mine"}, show) == "/mine \n"
 
 
 def life(script: str, folder: Path, *, end: int, srun: str = "exit 0", scontrol: str = "exit 0") -> tuple[int, str]:
@@ -135,7 +161,7 @@ def life(script: str, folder: Path, *, end: int, srun: str = "exit 0", scontrol:
         env={**os.environ, **task, "SLURM_SUBMIT_DIR": str(folder), "PATH": f"{folder}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=15,
         check=False,
     )
     called = (folder / "calls").read_text()
@@ -196,6 +222,66 @@ def test_a_signal_between_the_preflight_and_the_training_asks_the_ranks_to_stop(
     until_asked = f"[ $1 = --wait=300 ] && until [ -e {file} ]; do /bin/sleep 0.1; done; exit 0"
     code, called = life(script, tmp_path, end=75, srun=until_asked)  # ends, so nobody asks any more
     assert (code, called) == (75, f"{BEGUN}{TRAINED}record end --signalled\nscontrol requeue 7_1\n")
+
+
+ATTEND = ("    child=\n", '    "$@" &\n', "    child=$!\n")  # its statements
+
+
+@pytest.mark.parametrize("after", ATTEND)
+def test_a_signal_at_any_moment_of_starting_the_training_asks_the_ranks_to_stop(tmp_path: Path, after: str) -> None:
+    script = training_script(replace(FULL, preflight=False))
+    assert script.count(after) == 1
+    file = tmp_path / "outputs/demo/seed_43/stop_requested"
+    file.parent.mkdir(parents=True)
+    until_asked = f"until [ -e {file} ]; do /bin/sleep 0.1; done"
+    signalled = script.replace(after, f"{after}    kill -USR1 $$\n")
+    code, called = life(signalled, tmp_path, end=75, srun=until_asked)
+    assert (code, called) == (75, f"record begin\n{TRAINED}record end --signalled\nscontrol requeue 7_1\n")
+
+
+@pytest.mark.parametrize("after", ATTEND)
+def test_a_signal_at_any_moment_of_starting_the_preflight_is_heard(tmp_path: Path, after: str) -> None:
+    signalled = training_script(FULL).replace(after, f"{after}    kill -USR1 $$\n")
+    code, called = life(signalled, tmp_path, end=75)
+    assert (code, called) == (75, f"{BEGUN}record end --signalled\nscontrol requeue 7_1\n")
+
+
+def test_a_signal_before_anything_is_started_starts_nothing(tmp_path: Path) -> None:
+    signalled = training_script(replace(FULL, preflight=False)).replace(
+        "record begin", "kill -USR1 $$\nrecord begin", 1
+    )
+    code, called = life(signalled, tmp_path, end=75)
+    assert (code, called) == (75, "record begin\nrecord end --signalled\nscontrol requeue 7_1\n")
+    assert not (tmp_path / "outputs/demo/seed_43/stop_requested").exists()
+
+
+def test_bad_input_that_only_ranks_find_ends_the_job_with_2(tmp_path: Path) -> None:
+    """The real programs, except those of SLURM."""
+    for name, body in {"srun": 'exec "${@:2}"', "scontrol": "echo localhost"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    run = tmp_path / "run"
+    words = ("data.train=[{prefix: nowhere}]", "tokenizer={type: byte}")
+    settings = replace(PLAIN, run=str(run), nodes=1, ranks_per_node=1, preflight=False, overrides=words)
+    programs = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    job = {
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_NNODES": "1",
+        "SLURM_NTASKS": "1",
+        "SLURM_JOB_NODELIST": "localhost",
+    }
+    done = subprocess.run(
+        ["bash", "-c", training_script(settings)],
+        env={**os.environ, **job, "SLURM_SUBMIT_DIR": str(ROOT), "PATH": programs, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "error: there is no corpus nowhere" in done.stderr
+    assert done.stdout.endswith(" refused before the training had started: see the log above\n")
+    assert done.returncode == 2
+    assert {file.name for file in (run / "slurm").iterdir()} == {"attempts.jsonl", ".records.lock"}
 
 
 def test_the_later_jobs_work_on_what_the_first_made() -> None:

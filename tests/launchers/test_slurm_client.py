@@ -95,6 +95,23 @@ def test_states(answers: Answer) -> None:
 
 
 @pytest.mark.parametrize(
+    "state",
+    ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"],
+)
+def test_a_job_that_has_ended_leaves_its_run_free(answers: Answer, state: str) -> None:
+    answers("scontrol", stdout=f"JobId=7 JobState={state} Reason=None")
+    assert slurm_client.job_states([7])[7] in slurm_client.ENDED
+
+
+@pytest.mark.parametrize(
+    "state", ["PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REVOKED"]
+)
+def test_a_job_that_may_come_back_or_runs_elsewhere_does_not(answers: Answer, state: str) -> None:
+    answers("scontrol", stdout=f"JobId=7 JobState={state} Reason=None")
+    assert slurm_client.job_states([7])[7] not in slurm_client.ENDED
+
+
+@pytest.mark.parametrize(
     ("reason", "shown"),
     [
         ("None", None),

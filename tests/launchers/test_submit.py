@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -43,8 +44,14 @@ def test_print_shows_the_scripts_and_touches_nothing(tmp_path: Path, capsys: pyt
     shown = capsys.readouterr().out
     assert shown.count("#!/bin/bash") == 3
     assert "source my_env/bin/activate" in shown
-    assert f"config=({DEMO} {run})" in shown
+    assert f'config=({DEMO} {run} "output_dir=$run")' in shown
     assert not (tmp_path / "run").exists()
+
+
+def test_help_shows_options_of_sbatch_as_they_are_understood() -> None:
+    parser = submit.build_parser()
+    (shown,) = re.findall(r"e\.g\.\s+(--sbatch-option\S+);", parser.format_help())
+    assert parser.parse_intermixed_args([DEMO, shown]).sbatch_option == ["--constraint=h100"]
 
 
 def test_the_active_environment_is_the_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,6 +101,7 @@ def test_each_seed_is_exported_after_its_own_training(
         (["--nodes", "3"], "not a multiple of train.micro_batch_size"),
         (["--venv", "a", "--container", "b"], "--venv and --container exclude each other"),
         (["output_dir=a b"], "holds a space or %"),
+        (["output_dir='2024'"], "output_dir '2024' is a number or the like on a command line: choose another"),
         (["train.stepz=1"], "did you mean train.steps?"),
         (["--time", "6", "--stop-seconds", "300"], "--time 6 leaves no time to train: the job is stopped 300 s before"),
         (["--time", "5h"], "--time 5h: write minutes"),
