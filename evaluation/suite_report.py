@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ def show(score: TaskScore | None, value: float | None = None) -> str:
     if score is None:
         return "–"
     number = score.value if value is None else value
+    if math.isinf(number):
+        return "∞"
     return f"{100 * number:.2f}" if score.is_share else f"{number:.4f}"
 
 

@@ -95,7 +95,7 @@ class TaskRunner:
         write_output(path, json.dumps(record, indent=1, default=str) + "\n")
         if self._samples:
             lines = (
-                json.dumps({name: sample[name] for name in SAMPLE_FIELDS}, ensure_ascii=False, default=str)
+                json.dumps(plain_json({name: sample[name] for name in SAMPLE_FIELDS}), ensure_ascii=False)
                 for sample in output["samples"][card.name]
             )
             write_output(self._folder / "samples" / f"{card.name}.jsonl", "\n".join(lines) + "\n")
@@ -156,15 +156,22 @@ class TaskRunner:
             if sample["filter"] == chosen_filter
         ]
         harness = {part: output.get(part, {}).get(card.name) for part in PER_TASK}
-        return {
+        record = {
             "task": metadata,
             "results": results,
-            "harness": json.loads(json.dumps(harness, default=str)),
+            "harness": harness,
             "documents": sorted(documents, key=lambda document: document["doc_id"]),
             "truncated": truncated,
             "higher_is_better": card.higher_is_better,
             "environment": {f"{name}_version": version(name) for name in ("lm_eval", "transformers")},
         }
+        return plain_json(record)
+
+
+def plain_json(value: dict[str, Any]) -> dict[str, Any]:
+    """What JSON can hold of `value`: Infinity and NaN, which are no JSON, as strings that float() reads."""
+    plain: dict[str, Any] = json.loads(json.dumps(value, default=str), parse_constant=str)
+    return plain
 
 
 @contextlib.contextmanager

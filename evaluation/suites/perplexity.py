@@ -23,8 +23,12 @@ METRICS = ("word_perplexity", "byte_perplexity", "bits_per_byte", "token_perplex
 
 
 def _perplexity(items: Sequence[tuple[float, int]]) -> float:
-    """exp(-Σ log-likelihood / Σ units)."""
-    return math.exp(-_mean(items))
+    """exp(-Σ log-likelihood / Σ units); infinity where a float cannot hold it, as of a long text without spaces, which
+    is one word."""
+    try:
+        return math.exp(-_mean(items))
+    except OverflowError:
+        return math.inf
 
 
 def _bits(items: Sequence[tuple[float, int]]) -> float:

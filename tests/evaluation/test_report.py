@@ -11,6 +11,7 @@ import pytest
 
 from evaluation import report
 from evaluation.bootstrap import mean_difference, paired_difference
+from evaluation.suite_report import show
 from evaluation.suite_scores import suite_score, task_score
 from orthros_train.errors import InputError
 
@@ -95,6 +96,14 @@ def test_tasks_of_a_group_count_as_one_weighted_by_documents() -> None:
 def test_perplexities_are_no_shares() -> None:
     assert not task_score("w", record([3.0], "byte_perplexity,none", higher=False)).is_share
     assert task_score("w", record([0.3])).is_share
+
+
+def test_numbers_that_json_lacks_are_read_and_shown() -> None:
+    worded = record([3.0], "word_perplexity,none", higher=False)
+    worded["results"]["word_perplexity,none"] = "Infinity"
+    score = task_score("w", worded)
+    assert score.value == float("inf")
+    assert show(score) == "∞"
 
 
 def save(folder: Path, content: dict[str, Any]) -> Path:

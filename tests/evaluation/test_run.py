@@ -129,6 +129,22 @@ def test_perplexity_by_word_byte_and_token(model: Path, data: Path, tmp_path: Pa
     assert wikitext["byte_perplexity,none"] > 1
 
 
+def test_a_text_without_spaces_is_one_word_of_infinite_perplexity(model: Path, data: Path, tmp_path: Path) -> None:
+    text = tmp_path / "genome.txt"
+    text.write_text("GATTACA" * 120, encoding="utf-8")
+    results = evaluate(model, data, tmp_path / "out", "--suite", "perplexity", "--text", str(text))
+    found = results["results"]["text_genome"]
+    assert found["word_perplexity,none"] == "Infinity"  # a string: JSON has no such number, and float() reads it
+    assert 1 < found["byte_perplexity,none"] < 1e6
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    for file in tmp_path.glob("out/**/*.json"):
+        json.loads(file.read_text(), parse_constant=refuse)
+    assert "text_genome" in (tmp_path / "out" / "report.md").read_text()
+
+
 def test_generated_long_texts(model: Path, data: Path, tmp_path: Path) -> None:
     arguments = ("--suite", "long", "--lengths", "600", "--documents", "1", "--max-length", "700")
     results = evaluate(model, data, tmp_path, *arguments)
