@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.files import write_output
+from evaluation.suite_scores import grouped_score, stderr_name, task_score
 from evaluation.suites.task_card import TaskCard, TaskSetting
 from orthros_train.errors import InputError
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from evaluation.lm_eval_model import OrthrosLM
 
 # What lm-eval's results of a task hold besides `results`, by task name.
-PER_TASK = ("configs", "versions", "n-shot", "higher_is_better", "n-samples", "group_subtasks")
+PER_TASK = ("configs", "versions", "n-shot", "higher_is_better", "n-samples")
 SAMPLE_FIELDS = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "doc_hash")
 
 
@@ -155,7 +156,9 @@ class TaskRunner:
             for sample in output["samples"][card.name]
             if sample["filter"] == chosen_filter
         ]
-        harness = {part: output.get(part, {}).get(card.name) for part in PER_TASK}
+        harness = {part: output[part].get(card.name) for part in PER_TASK}
+        if self._setting.limit is not None and card.count is not None:  # lm-eval saw no more rows than the limit
+            harness["n-samples"] |= {"original": card.count(self._setting)}
         record = {
             "task": metadata,
             "results": results,
@@ -205,15 +208,41 @@ def _stored_record(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
     return record if same else None
 
 
-def harness_results(records: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
-    """The records in the layout of lm-eval's results.json."""
+def harness_results(
+    records: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any], groups: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """The records in the layout of lm-eval's results.json.
+
+    Args:
+        records: of tasks, by name.
+        config: what lm-eval says of model and settings.
+        groups: names of the tasks that count as one, by the group's name.
+    """
     merged: dict[str, Any] = {"results": {name: dict(record["results"]) for name, record in records.items()}}
     for part in PER_TASK:
         merged[part] = {name: record["harness"][part] for name, record in records.items()}
+    merged["group_subtasks"] = {group: list(members) for group, members in groups.items()}
+    for group, members in groups.items():
+        merged.setdefault("groups", {})[group] = merged["results"][group] = _group_results(group, members, records)
+        for part in ("versions", "n-shot", "higher_is_better"):
+            merged[part][group] = merged[part][members[0]]
     merged["config"] = dict(config)
     for record in records.values():
         merged |= record["environment"]
     return merged
+
+
+def _group_results(group: str, members: Sequence[str], records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What lm-eval writes of a group: the headline metric, weighted by documents."""
+    score = grouped_score(group, [task_score(name, records[name]) for name in members])
+    return {
+        "alias": group,
+        "name": group,
+        "sample_len": score.documents,
+        score.metric: score.value,
+        stderr_name(score.metric): "N/A" if score.stderr is None else score.stderr,
+        "sample_count": {score.metric: score.documents},
+    }
 
 
 def require_data(cards: Sequence[TaskCard], setting: TaskSetting, skip: bool) -> tuple[list[TaskCard], dict[str, str]]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask
 
 METRICS = ("word_perplexity", "byte_perplexity", "bits_per_byte", "token_perplexity")
+WIKITEXT_VERSION, TEXT_VERSION = "2", "1"  # lm-eval's, and ours
 
 
 def _perplexity(items: Sequence[tuple[float, int]]) -> float:
@@ -52,7 +53,7 @@ def count_units(log_likelihood: float, text: str, tokens: int) -> dict[str, tupl
 
 
 def _task(
-    name: str, rows: Any, setting: TaskSetting, target: Callable[[Any], str], text: Callable[[Any], str]
+    name: str, version: str, rows: Any, setting: TaskSetting, target: Callable[[Any], str], text: Callable[[Any], str]
 ) -> ConfigurableTask:
     def judge(document: Any, results: Sequence[float]) -> dict[str, tuple[float, int]]:
         return count_units(results[0], text(document), len(setting.tokenizer.encode(target(document))))
@@ -71,7 +72,7 @@ def _task(
                 for metric, aggregation in zip(METRICS, aggregations, strict=True)
             ],
             "num_fewshot": 0,
-            "metadata": {"version": 2},
+            "metadata": {"version": int(version)},
         },
         {"test": rows},
     )
@@ -81,7 +82,7 @@ def _build_wikitext(setting: TaskSetting) -> ConfigurableTask:
     from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer  # noqa: PLC0415
 
     rows = setting.rows(data_sets.WIKITEXT_PAGES, "test")
-    return _task("wikitext", rows, setting, wikitext_detokenizer, lambda document: document["page"])
+    return _task("wikitext", WIKITEXT_VERSION, rows, setting, wikitext_detokenizer, lambda document: document["page"])
 
 
 WIKITEXT = TaskCard(
@@ -95,10 +96,11 @@ WIKITEXT = TaskCard(
     "whole pages, detokenized as lm-eval does",
     "word_perplexity,none",
     0,
-    "2",
+    WIKITEXT_VERSION,
     _build_wikitext,
     lambda setting: {**setting.source.describe(data_sets.WIKITEXT_PAGES), "split": "test"},
     higher_is_better=False,
+    count=lambda setting: len(setting.source.split(data_sets.WIKITEXT_PAGES, "test")),
 )
 
 
@@ -116,8 +118,8 @@ def text_card(path: Path) -> TaskCard:
         from datasets import Dataset  # noqa: PLC0415
 
         rows = Dataset.from_list([{"text": text}])
-        return _task(name, rows, setting, lambda document: document["text"], lambda document: document["text"])
+        return _task(name, TEXT_VERSION, rows, setting, lambda row: row["text"], lambda row: row["text"])
 
     about = {"name": path.name, "hub": None, "config": None, "license": "the user's own text"}
     describe: Callable[[TaskSetting], dict[str, Any]] = lambda _: {"source": "file", "bytes": len(text.encode())}  # noqa: E731
-    return TaskCard(name, about, "the whole file", "byte_perplexity,none", 0, "1", build, describe, False)
+    return TaskCard(name, about, "the whole file", "byte_perplexity,none", 0, TEXT_VERSION, build, describe, False)

@@ -90,7 +90,13 @@ def test_tasks_of_a_group_count_as_one_weighted_by_documents() -> None:
     score = suite_score([("a", None), ("m1", "mmlu"), ("m2", "mmlu")], records, has_mean=True)
     assert [(task.task, task.value, task.documents) for task in score.tasks] == [("a", 1.0, 1), ("mmlu", 0.25, 4)]
     assert score.mean == 0.625
-    assert score.tasks[1].stderr == pytest.approx(((0.1 / 4) ** 2 + (0.3 / 4) ** 2) ** 0.5)
+    pooled_variance = (1 * 0 * 0.1**2 + 3 * 2 * 0.1**2) / (4 - 2)  # of single documents, within the tasks
+    assert score.tasks[1].stderr == pytest.approx((pooled_variance / 4) ** 0.5)
+
+
+def test_a_group_of_single_documents_has_no_error() -> None:
+    score = suite_score([("m1", "m"), ("m2", "m")], {"m1": record([1.0]), "m2": record([0.0])}, has_mean=True)
+    assert (score.tasks[0].value, score.tasks[0].stderr) == (0.5, None)
 
 
 def test_perplexities_are_no_shares() -> None:

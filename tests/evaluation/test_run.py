@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from evaluation.suites.catalog import SUITE_NAMES, SuiteOptions, find_suites
 from evaluation.suites.harness_tasks import MMLU, MMLU_SUBJECTS
 from evaluation.suites.task_card import TaskSetting
 from orthros_train.errors import InputError
+from orthros_train.training.run_folder import git_commit
 from tests.evaluation.test_data_sources import PIQA_ROWS, Rows
 from tests.evaluation.tiny_models import save_llama, save_merging_tokenizer, save_orthros
 from tools.mirror_datasets import mirror
@@ -143,6 +145,61 @@ def test_a_text_without_spaces_is_one_word_of_infinite_perplexity(model: Path, d
     for file in tmp_path.glob("out/**/*.json"):
         json.loads(file.read_text(), parse_constant=refuse)
     assert "text_genome" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_results_have_the_layout_of_lm_evals(data: Path, tmp_path: Path) -> None:
+    from lm_eval.utils import make_table  # noqa: PLC0415
+
+    started, llama = time.time(), save_llama(tmp_path / "llama")
+    results = evaluate(llama, data, tmp_path / "o", "--tasks", "piqa,wikitext", "--base-window", "8", "--limit", "1")
+    lines = make_table(results).splitlines()
+    assert {line.split("|")[1].strip() for line in lines} >= {"piqa", "wikitext"}
+    assert results["group_subtasks"] == {}
+    assert results["n-samples"] == {
+        "piqa": {"original": 6, "effective": 1}, "wikitext": {"original": 2, "effective": 1}
+    }  # fmt: skip
+    assert started <= results["date"] <= time.time()
+    assert results["git_hash"] == git_commit()
+    assert results["config"]["model_args"] == {
+        "pretrained": str(llama), "dtype": "float32", "max_length": 256, "base_window": 8, "base_sinks": 1
+    }  # fmt: skip
+
+
+def test_subjects_are_a_group_as_in_lm_eval(model: Path, tmp_path: Path) -> None:
+    from lm_eval.api.metrics import pooled_sample_stderr  # noqa: PLC0415
+    from lm_eval.utils import make_table  # noqa: PLC0415
+
+    row = {"question": "Why?", "choices": ["a", "b", "c", "d"], "answer": 2}
+    for number, subject in enumerate(MMLU_SUBJECTS[:3]):
+        rows = [{**row, "question": f"Why {i}?", "answer": i % 4} for i in range(6 + 2 * number)]
+        mirror(data_sets.mmlu(subject), Rows(rows), tmp_path / "mirror")
+    arguments = ("--suite", "conversion", "--skip-unavailable", "--max-length", "2000")
+    results = evaluate(model, tmp_path / "mirror", tmp_path / "out", *arguments)
+    members = [f"mmlu_{subject}" for subject in MMLU_SUBJECTS[:3]]
+    assert results["group_subtasks"] == {"mmlu": members}
+    tasks = [results["results"][name] for name in members]
+    group = results["groups"]["mmlu"]
+    assert group == results["results"]["mmlu"]
+    assert group["acc,none"] == pytest.approx(
+        sum(6 * t["acc,none"] + 2 * i * t["acc,none"] for i, t in enumerate(tasks)) / 24
+    )
+    assert group["acc_stderr,none"] == pytest.approx(
+        pooled_sample_stderr([task["acc_stderr,none"] for task in tasks], [6, 8, 10])
+    )
+    assert (group["sample_len"], group["sample_count"]) == (24, {"acc,none": 24})
+    assert (results["n-shot"]["mmlu"], results["higher_is_better"]["mmlu"]) == (5, {"acc": True})
+    assert "|mmlu " in make_table(results)
+    assert "|mmlu " in make_table(results, "groups")
+
+
+@pytest.mark.parametrize("name", ["piqa", "wikitext", "recall_fda_512", "long_single_600", "text_book"])
+def test_the_version_stated_is_that_of_the_task(name: str, model: Path, data: Path, tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("the cat sat on the mat", encoding="utf-8")
+    long = ("--lengths", "600", "--documents", "1") if name.startswith("long") else ()
+    text = ("--text", str(book)) if name == "text_book" else ()
+    results = evaluate(model, data, tmp_path / "out", "--tasks", name, "--limit", "1", *long, *text)
+    assert float(results["versions"][name]) == float(results["orthros"]["records"][name]["task"]["version"])
 
 
 def test_generated_long_texts(model: Path, data: Path, tmp_path: Path) -> None:
