@@ -79,10 +79,9 @@ class TaskRunner:
             InputError: no data, or a model that the task cannot be asked of.
             GaveUpError: the adapter was told to give up; nothing is stored.
         """
-        path = self._folder / "tasks" / f"{card.name}.json"
         metadata = card.metadata(self._setting)
         key = self._key | {"task": metadata, "documents": self._setting.documents}
-        stored = self._agreed(_stored_record(path, key) if self._lm.rank == 0 else None)
+        stored = self._agreed(self._stored(card, key) if self._lm.rank == 0 else None)
         if stored is not None:
             return stored
         before = dict(self._lm.truncated)
@@ -92,15 +91,33 @@ class TaskRunner:
         gathered = self._lm.gather_object(self._lm.truncated[card.name] - before.get(card.name, 0))
         if output is None or gathered is None:
             return {}
-        record = self._record(card, metadata, output, sum(gathered)) | {"key": key}
-        write_output(path, json.dumps(record, indent=1, default=str) + "\n")
+        record = self._record(card, metadata, output, sum(gathered)) | {"key": key, "samples": self._samples}
+        self._store(card, record, output["samples"][card.name])
+        return record
+
+    def _paths(self, card: TaskCard) -> tuple[Path, Path]:
+        """Where a task's record and its samples are kept."""
+        return self._folder / "tasks" / f"{card.name}.json", self._folder / "samples" / f"{card.name}.jsonl"
+
+    def _stored(self, card: TaskCard, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        """An earlier record, if it was made under exactly these settings and has its samples where they are wanted."""
+        path, samples = self._paths(card)
+        record = _stored_record(path, key)
+        lacks_samples = record is not None and self._samples and not (record.get("samples") and samples.is_file())
+        return None if lacks_samples else record
+
+    def _store(self, card: TaskCard, record: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> None:
+        """Samples first, so that a record that says it has them does; those of an earlier record are removed."""
+        path, samples = self._paths(card)
         if self._samples:
             lines = (
                 json.dumps(plain_json({name: sample[name] for name in SAMPLE_FIELDS}), ensure_ascii=False)
-                for sample in output["samples"][card.name]
+                for sample in found
             )
-            write_output(self._folder / "samples" / f"{card.name}.jsonl", "\n".join(lines) + "\n")
-        return record
+            write_output(samples, "\n".join(lines) + "\n")
+        else:
+            samples.unlink(missing_ok=True)
+        write_output(path, json.dumps(record, indent=1, default=str) + "\n")
 
     def _agreed(self, value: Any) -> Any:
         """Rank 0's value on every rank."""
