@@ -6,9 +6,11 @@ once. Word and byte counts of WikiText are those of the page before detokenizati
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,12 +109,14 @@ WIKITEXT = TaskCard(
 def text_card(path: Path) -> TaskCard:
     """Perplexity of a UTF-8 text file, taken as one document. Raises InputError for a file that is none or empty."""
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
+        text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8").read()  # any line end is \n
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path} as UTF-8 text: {error}") from error
     if not text.strip():
         raise InputError(f"{path} is empty; perplexity needs text")
     name = "text_" + (re.sub(r"\W+", "_", path.stem).strip("_").lower() or "file")
+    identity = {"source": "file", "bytes": len(text.encode()), "sha256": hashlib.sha256(content).hexdigest()}
 
     def build(setting: TaskSetting) -> ConfigurableTask:
         from datasets import Dataset  # noqa: PLC0415
@@ -121,5 +125,20 @@ def text_card(path: Path) -> TaskCard:
         return _task(name, TEXT_VERSION, rows, setting, lambda row: row["text"], lambda row: row["text"])
 
     about = {"name": path.name, "hub": None, "config": None, "license": "the user's own text"}
-    describe: Callable[[TaskSetting], dict[str, Any]] = lambda _: {"source": "file", "bytes": len(text.encode())}  # noqa: E731
-    return TaskCard(name, about, "the whole file", "byte_perplexity,none", 0, TEXT_VERSION, build, describe, False)
+    return TaskCard(
+        name, about, "the whole file", "byte_perplexity,none", 0, TEXT_VERSION, build, lambda _: identity, False
+    )
+
+
+def text_cards(paths: Iterable[Path]) -> tuple[TaskCard, ...]:
+    """Cards of text files. Raises InputError for a file that cannot be scored, or two that would share a name."""
+    cards: dict[str, tuple[Path, TaskCard]] = {}
+    for path in paths:
+        card = text_card(path)
+        if card.name in cards:
+            raise InputError(
+                f"the texts {cards[card.name][0]} and {path} would both be the task {card.name}: rename one, or leave "
+                "it out"
+            )
+        cards[card.name] = (path, card)
+    return tuple(card for _, card in cards.values())

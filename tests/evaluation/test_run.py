@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from evaluation import run
 from evaluation.model_source import load_evaluated_model
 from evaluation.suites import data_sets
-from evaluation.suites.catalog import SUITE_NAMES, SuiteOptions, find_suites
+from evaluation.suites.catalog import SUITE_NAMES, SuiteOptions, find_suites, find_tasks
 from evaluation.suites.harness_tasks import MMLU, MMLU_SUBJECTS
 from evaluation.suites.task_card import TaskSetting
 from orthros_train.errors import InputError
@@ -109,6 +110,49 @@ def test_a_stopped_evaluation_goes_on_and_other_settings_start_anew(
     assert evaluated[2:] == ["piqa"]
     evaluate(save_orthros(tmp_path / "other", base_sinks=1), data, tmp_path, "--tasks", "piqa", "--limit", "2")
     assert evaluated[3:] == ["piqa"]
+
+
+def test_an_edited_text_of_equal_length_is_scored_anew(model: Path, data: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    found = []
+    for content in ("the cat sat", "a dog stood", "the cat sat"):
+        text.write_bytes(content.encode())
+        results = evaluate(model, data, tmp_path / "out", "--suite", "perplexity", "--text", str(text))
+        assert (
+            results["orthros"]["records"]["text_text"]["task"]["data"]["sha256"]
+            == sha256(text.read_bytes()).hexdigest()
+        )
+        found.append(results["results"]["text_text"]["byte_perplexity,none"])
+    assert found[0] != found[1]
+    assert found[0] == found[2]
+
+
+def test_a_task_named_twice_is_scored_once(model: Path, data: Path, tmp_path: Path) -> None:
+    once = evaluate(model, data, tmp_path / "once", "--tasks", "piqa")
+    evaluate(model, data, tmp_path / "twice", "--tasks", "piqa,wikitext,piqa")
+    tables = [(tmp_path / name / "report.md").read_text() for name in ("once", "twice")]
+    (row,) = [line for line in tables[0].splitlines() if line.startswith("| piqa | acc |")]
+    assert tables[1].count(row) == 1
+    assert once["orthros"]["suites"]["tasks"]["tasks"] == [["piqa", None]]
+
+
+def test_samples_are_those_of_the_scores_beside_them(model: Path, data: Path, tmp_path: Path) -> None:
+    samples = tmp_path / "samples" / "piqa.jsonl"
+
+    def prompts(*arguments: str) -> int | None:
+        evaluate(model, data, tmp_path, "--tasks", "piqa", *arguments)
+        return len(samples.read_text().splitlines()) if samples.is_file() else None
+
+    assert prompts() is None
+    assert prompts("--samples") == 6  # not only where the scores are new
+    before = samples.stat().st_mtime_ns
+    assert prompts() == 6
+    assert prompts("--samples") == 6
+    assert samples.stat().st_mtime_ns == before
+    assert prompts("--limit", "2") is None  # those of six documents do not belong to these scores
+    assert prompts("--limit", "2", "--samples") == 2
+    samples.unlink()
+    assert prompts("--limit", "2", "--samples") == 2
 
 
 def test_contexts_that_exceed_the_model_are_counted_and_stated(model: Path, data: Path, tmp_path: Path) -> None:
@@ -265,6 +309,19 @@ def test_bad_input_is_one_clear_line(
     command = ["--model", str(model), "--data-dir", str(data), "--output", str(tmp_path), *arguments]
     with pytest.raises(InputError, match=message):
         run.main(command)
+
+
+@pytest.mark.parametrize("names", [("a/book.txt", "b/book.txt"), ("a/The Book.txt", "a/the-book.md"), ("a/b.txt",) * 2])
+def test_texts_that_would_share_a_name_are_refused(names: tuple[str, str], tmp_path: Path) -> None:
+    texts = [tmp_path / name for name in names]
+    for text in texts:
+        text.parent.mkdir(exist_ok=True)
+        text.write_text("words", encoding="utf-8")
+    options = SuiteOptions(texts=texts)
+    for find in (lambda: find_suites(["perplexity"], options), lambda: find_tasks(["piqa"], options)):
+        with pytest.raises(InputError, match=r"would both be the task text_.*: rename one") as refused:
+            find()
+        assert all(str(text) in str(refused.value) for text in texts)
 
 
 def test_models_that_are_none_are_refused(model: Path, tmp_path: Path) -> None:
