@@ -8,8 +8,8 @@ Only documents that all runs answered, told by their hash, enter a difference.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from evaluation.files import write_output
 from evaluation.html_page import table, write_report
 from evaluation.paper import SUITE_ROWS
 from evaluation.suite_plots import differences, score_bars
-from evaluation.suite_report import show, suite_scores
-from evaluation.suite_scores import SuiteScore, TaskScore
+from evaluation.suite_report import show
+from evaluation.suite_scores import SuiteScore, TaskScore, suite_score
 from orthros_train.command_line import CommandParser, run_command
 from orthros_train.errors import InputError
 
@@ -62,28 +62,63 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 def compare(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Scores of every run and differences to the first, by suite; JSON-ready but for the SuiteScores."""
-    scores = {name: suite_scores(results) for name, results in runs.items()}
+    ours = {name: results["orthros"] for name, results in runs.items()}
     first, *others = runs
-    suites = [suite for suite in scores[first] if all(suite in scores[other] for other in others)]
+    suites = [suite for suite in ours[first]["suites"] if all(suite in ours[other]["suites"] for other in others)]
     if not suites:
         raise InputError("the runs have no suite in common; evaluate them on the same suites")
-    return {
-        suite: {
-            "title": runs[first]["orthros"]["suites"][suite]["title"],
-            "paper": runs[first]["orthros"]["suites"][suite]["paper"],
-            "scores": {name: scores[name][suite] for name in runs},
-            "differences": {other: _differences(runs[first], runs[other], suite) for other in others},
+    comparison = {}
+    for suite in suites:
+        about = ours[first]["suites"][suite]
+        tasks = {name: [(task, group) for task, group in ours[name]["suites"][suite]["tasks"]] for name in runs}
+        shared = set.intersection(*(set(ours[name]["records"]) for name in runs))
+        comparison[suite] = {
+            "title": about["title"],
+            "paper": about["paper"],
+            "scores": {
+                name: _shared_score(tasks[name], ours[name]["records"], shared, about["has_mean"]) for name in runs
+            },
+            "not_shared": sorted({task for name in runs for task, _ in tasks[name]} - shared),
+            "differences": {
+                other: _differences(
+                    tasks[first], ours[first]["records"], ours[other]["records"], shared, about["has_mean"]
+                )
+                for other in others
+            },
         }
-        for suite in suites
-    }
+    return comparison
 
 
-def _differences(first: Mapping[str, Any], second: Mapping[str, Any], suite: str) -> dict[str, Any]:
-    """Differences of a suite's tasks (groups as one) and of its mean, with the number of shared documents."""
-    a, b = first["orthros"]["records"], second["orthros"]["records"]
+def _shared_score(
+    tasks: Sequence[tuple[str, str | None]], records: Mapping[str, Any], shared: Collection[str], has_mean: bool
+) -> SuiteScore:
+    """All scores of a run; means, of the suite and of groups, are over the tasks that every run has a record of."""
+    grouped = {task for task, group in tasks if group is not None}
+    of_all = {task: record for task, record in records.items() if task in shared}
+    shown = {task: record for task, record in records.items() if task in shared or task not in grouped}
+    mean = suite_score(tasks, of_all, has_mean)
+    return replace(suite_score(tasks, shown, has_mean=False), mean=mean.mean, stderr=mean.stderr)
+
+
+def _differences(
+    tasks: Sequence[tuple[str, str | None]],
+    a: Mapping[str, Any],
+    b: Mapping[str, Any],
+    shared: Collection[str],
+    has_mean: bool,
+) -> dict[str, Any]:
+    """Differences of a suite's tasks (groups as one) and of its mean, with the number of shared documents.
+
+    Args:
+        tasks: of the suite, with their groups.
+        a: records of the first run.
+        b: records of the second.
+        shared: tasks that every compared run has a record of; means, of the suite and of groups, are over these.
+        has_mean: of the suite.
+    """
     grouped: dict[str, tuple[list[float], list[float]]] = {}
-    for name, group in first["orthros"]["suites"][suite]["tasks"]:
-        if name not in a or name not in b:
+    for name, group in tasks:
+        if name not in a or name not in b or (group is not None and name not in shared):
             continue
         left = {each["doc_hash"]: each["value"] for each in a[name]["documents"]}
         right = {each["doc_hash"]: each["value"] for each in b[name]["documents"]}
@@ -98,8 +133,9 @@ def _differences(first: Mapping[str, Any], second: Mapping[str, Any], suite: str
             for task, values in grouped.items()
         }
     }
-    if first["orthros"]["suites"][suite]["has_mean"] and len(grouped) > 1:
-        result["mean"] = asdict(mean_difference(list(grouped.values())))
+    of_all = [values for task, values in grouped.items() if task in shared or task not in a]  # a group has no record
+    if has_mean and len(of_all) > 1:
+        result["mean"] = asdict(mean_difference(of_all))
     return result
 
 
@@ -113,6 +149,12 @@ def markdown(comparison: Mapping[str, Any], names: Sequence[str]) -> tuple[str, 
     ]
     for suite, content in comparison.items():
         parts += [f"## {content['title']}", _table(content, names)]
+        if content["not_shared"] and any(score.mean is not None for score in content["scores"].values()):
+            others = content["not_shared"]
+            parts.append(
+                f"The mean is over the tasks that all runs scored; others: {', '.join(others[:8])}"
+                + (f" and {len(others) - 8} more." if len(others) > 8 else ".")
+            )
         if paper := SUITE_ROWS.get(content["paper"] or ""):
             parts.append(
                 f"The paper's, not measured here ({paper.table}: {paper.setting}): transformer {paper.transformer}, "
@@ -145,7 +187,8 @@ def _table(content: Mapping[str, Any], names: Sequence[str]) -> str:
     if all(scores[name].mean is not None for name in names):
         means = [f"{100 * (scores[name].mean or 0):.2f}" for name in names]
         found = [content["differences"][other].get("mean") for other in names[1:]]
-        rows.append(["mean", *means, *map(_show_difference, found)])
+        count = sum(all(task in by_run[name] for name in names) for task in tasks)
+        rows.append([f"mean of {count}", *means, *map(_show_difference, found)])
     return table(["task", *names, *(f"{other} − {names[0]}" for other in names[1:])], rows)
 
 

@@ -126,11 +126,43 @@ def test_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     text = capsys.readouterr().out
     assert "| a | 0.00 | 100.00 | +100.00 [+100.00, +100.00]* |" in text
     assert "| b | 50.00 | 50.00 | +0.00 [+0.00, +0.00] |" in text
-    assert "| mean | 25.00 | 75.00 | +50.00 [+50.00, +50.00]* |" in text
+    assert "| mean of 2 | 25.00 | 75.00 | +50.00 [+50.00, +50.00]* |" in text
     assert "The paper's, not measured here" in text
     content = json.loads((output / "comparison.json").read_text())
     assert content["commonsense"]["differences"]["second"]["tasks"]["a"]["documents"] == 40
     assert (output / "comparison.html").read_text().count("<svg") == 2
+
+
+def test_means_are_over_the_tasks_of_all_runs() -> None:
+    full = results({"a": record([1.0, 0.0]), "b": record([1.0, 1.0]), "c": record([0.0, 0.0])})
+    lacking = results({"a": record([1.0, 1.0]), "b": record([1.0, 0.0])})
+    lacking["orthros"]["suites"]["commonsense"]["tasks"].append(["c", None])  # left out: the source has no such data
+    for runs in ({"x": full, "y": lacking}, {"y": lacking, "x": full}, {"x": full, "z": full, "y": lacking}):
+        comparison = report.compare(runs)
+        assert [score.mean for score in comparison["commonsense"]["scores"].values()] == [0.75] * len(runs)
+        for found in comparison["commonsense"]["differences"].values():
+            assert found["mean"]["value"] == 0.0
+        text, _ = report.markdown(comparison, list(runs))
+        assert "| mean of 2 |" in text
+        assert "The mean is over the tasks that all runs scored; others: c." in text
+    text, _ = report.markdown(report.compare({"x": full, "z": full}), ["x", "z"])
+    assert "| mean of 3 |" in text
+    assert "The mean is over" not in text
+
+
+def test_groups_are_compared_over_the_tasks_of_all_runs() -> None:
+    groups = {"m1": "mmlu", "m2": "mmlu"}
+    full = results({"m1": record([1.0]), "m2": record([0.0]), "a": record([1.0])}, groups)
+    lacking = results({"m1": record([1.0]), "a": record([1.0])}, groups)
+    lacking["orthros"]["suites"]["commonsense"]["tasks"].append(["m2", "mmlu"])
+    comparison = report.compare({"x": full, "y": lacking})
+    scores = {
+        name: {t.task: t.value for t in score.tasks} for name, score in comparison["commonsense"]["scores"].items()
+    }
+    assert scores == {"x": {"mmlu": 1.0, "a": 1.0}, "y": {"mmlu": 1.0, "a": 1.0}}
+    assert [score.mean for score in comparison["commonsense"]["scores"].values()] == [1.0, 1.0]
+    text, _ = report.markdown(comparison, ["x", "y"])
+    assert "The mean is over the tasks that all runs scored; others: m2." in text
 
 
 def test_only_documents_of_both_are_compared() -> None:
