@@ -16,8 +16,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.files import write_output
+from evaluation.files import plain_json, write_output
 from evaluation.suite_scores import grouped_score, stderr_name, task_score
+from evaluation.suites.perplexity import METRICS, standard_error
 from evaluation.suites.task_card import TaskCard, TaskSetting
 from orthros_train.errors import InputError
 
@@ -167,6 +168,7 @@ class TaskRunner:
         results = output["results"][card.name]
         if card.metric not in results:
             raise InputError(f"task {card.name} gave {sorted(results)}, not its headline metric {card.metric}")
+        results |= _perplexity_errors(results, output["samples"][card.name])
         name, chosen_filter = card.metric.split(",")
         documents = [
             {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"], "value": _number(sample[name])}
@@ -188,12 +190,6 @@ class TaskRunner:
         return plain_json(record)
 
 
-def plain_json(value: dict[str, Any]) -> dict[str, Any]:
-    """What JSON can hold of `value`: Infinity and NaN, which are no JSON, as strings that float() reads."""
-    plain: dict[str, Any] = json.loads(json.dumps(value, default=str), parse_constant=str)
-    return plain
-
-
 @contextlib.contextmanager
 def _without_bars() -> Iterator[None]:
     """Without the harness's own bars, two for each task. tqdm reads TQDM_DISABLE only when it is imported."""
@@ -206,6 +202,16 @@ def _without_bars() -> Iterator[None]:
         yield
     finally:
         tqdm.tqdm = task.tqdm = shown
+
+
+def _perplexity_errors(results: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Standard errors of a perplexity task's metrics, for which lm-eval has none."""
+    found = {
+        stderr_name(f"{metric},none"): standard_error(metric, [sample[metric] for sample in samples])
+        for metric in METRICS
+        if f"{metric},none" in results
+    }
+    return {name: error for name, error in found.items() if error is not None}
 
 
 def _number(value: Any) -> Any:

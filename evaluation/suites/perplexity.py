@@ -43,6 +43,20 @@ def _mean(items: Sequence[tuple[float, int]]) -> float:
     return sum(value for value, _ in items) / sum(count for _, count in items)
 
 
+def standard_error(metric: str, items: Sequence[tuple[float, int]]) -> float | None:
+    """Of one of METRICS, by the bootstrap over documents; None for a single document or an infinite perplexity."""
+    import numpy as np  # noqa: PLC0415
+
+    from evaluation.bootstrap import resampled_ratios  # noqa: PLC0415
+
+    if len(items) < 2:
+        return None
+    nats = -resampled_ratios(items)
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = float(np.std(nats / math.log(2) if metric == "bits_per_byte" else np.exp(nats), ddof=1))
+    return error if math.isfinite(error) else None
+
+
 def count_units(log_likelihood: float, text: str, tokens: int) -> dict[str, tuple[float, int]]:
     """A document's log-likelihood with its words, bytes and tokens, by metric."""
     size = len(text.encode("utf-8"))

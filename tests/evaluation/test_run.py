@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mirror")
     mirror(data_sets.PIQA, Rows(PIQA_ROWS), folder)
-    mirror(data_sets.WIKITEXT_PAGES, Rows([PAGE, PAGE]), folder)
+    mirror(data_sets.WIKITEXT_PAGES, Rows([PAGE, {"page": " = Dogs = \n\n They bark . \n"}]), folder)
     mirror(data_sets.FDA, Rows(FDA_ROWS), folder)
     return folder
 
@@ -79,7 +79,9 @@ def test_results_reports_and_records(
     }  # fmt: skip
     report = (output / "report.md").read_text()
     assert "| piqa | acc |" in report
-    assert "The paper's, not measured here (Table 1: 1.3B, mean of the commonsense tasks): transformer 53.41" in report
+    assert "| paper, transformer |  | 53.41 |" in report
+    assert "| paper, Orthros |  | 53.98 |" in report
+    assert "The rows marked paper are the paper's (arXiv 2610.13735, Table 1: 1.3B, mean of the commonsense" in report
     assert "task list assumed" in report
     assert "the mean is over 1 of 8" in report
     assert "<svg" in (output / "report.html").read_text()
@@ -173,6 +175,8 @@ def test_perplexity_by_word_byte_and_token(model: Path, data: Path, tmp_path: Pa
     assert 2 ** found["bits_per_byte,none"] == pytest.approx(found["byte_perplexity,none"])
     wikitext = evaluate(model, data, tmp_path / "wiki", "--tasks", "wikitext")["results"]["wikitext"]
     assert wikitext["byte_perplexity,none"] > 1
+    assert found["byte_perplexity_stderr,none"] == "N/A"  # of one document
+    assert wikitext["word_perplexity_stderr,none"] > 0
 
 
 def test_a_text_without_spaces_is_one_word_of_infinite_perplexity(model: Path, data: Path, tmp_path: Path) -> None:
