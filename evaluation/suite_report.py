@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ def show(score: TaskScore | None, value: float | None = None) -> str:
     if score is None:
         return "–"
     number = score.value if value is None else value
+    if math.isinf(number):
+        return "∞"
     return f"{100 * number:.2f}" if score.is_share else f"{number:.4f}"
 
 
@@ -73,12 +76,13 @@ def _suite_section(suite: Mapping[str, Any], score: SuiteScore) -> str:
     if score.mean is not None:
         error = "–" if score.stderr is None else f"{100 * score.stderr:.2f}"
         rows.append([f"mean of {len(score.tasks)}", "", f"{100 * score.mean:.2f}", error, "", "", ""])
+    paper = SUITE_ROWS.get(suite["paper"] or "")
+    if paper is not None:
+        for arm, value in (("transformer", paper.transformer), ("Orthros", paper.orthros)):
+            rows.append([f"paper, {arm}", "", f"{value:.2f}", *["–"] * 4])
     lines = [f"## {suite['title']}", table(HEAD, rows, numbers_from=2)]
-    if paper := SUITE_ROWS.get(suite["paper"] or ""):
-        lines.append(
-            f"The paper's, not measured here ({paper.table}: {paper.setting}): transformer {paper.transformer}, "
-            f"Orthros {paper.orthros}."
-        )
+    if paper is not None:
+        lines.append(f"The rows marked paper are {paper.origin}.")
     if score.missing:
         lines.append(
             f"Left out, so the mean is over {len(score.tasks)} of {score.expected}: {', '.join(score.missing[:8])}"

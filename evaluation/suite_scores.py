@@ -63,10 +63,15 @@ class SuiteScore:
         return asdict(self)
 
 
+def stderr_name(metric: str) -> str:
+    """How lm-eval names the standard error of a metric ("acc,none")."""
+    return metric.replace(",", "_stderr,")
+
+
 def task_score(name: str, record: Mapping[str, Any]) -> TaskScore:
     """The headline of one task's record, as `task_runs.py` writes it."""
     metric = record["task"]["metric"]
-    stderr = record["results"].get(metric.replace(",", "_stderr,"))
+    stderr = record["results"].get(stderr_name(metric))
     return TaskScore(
         task=name,
         metric=metric,
@@ -93,7 +98,7 @@ def suite_score(names: Sequence[tuple[str, str | None]], records: Mapping[str, A
         present = [task_score(name, records[name]) for name in members if name in records]
         missing += [name for name in members if name not in records]
         if present:
-            scores.append(present[0] if len(members) == 1 else _together(group, present))
+            scores.append(present[0] if len(members) == 1 else grouped_score(group, present))
     mean = stderr = None
     if has_mean and scores:
         mean = sum(score.value for score in scores) / len(scores)
@@ -103,11 +108,18 @@ def suite_score(names: Sequence[tuple[str, str | None]], records: Mapping[str, A
     return SuiteScore(tuple(scores), len(groups), tuple(missing), mean, stderr)
 
 
-def _together(group: str, scores: Sequence[TaskScore]) -> TaskScore:
-    """Scores of one group's tasks as one, weighted by documents."""
+def grouped_score(group: str, scores: Sequence[TaskScore]) -> TaskScore:
+    """Scores of one group's tasks as one, weighted by documents.
+
+    The error is lm-eval's for groups: √(pooled variance / documents), the variance pooled within the tasks. None where
+    a task has none or each has a single document.
+    """
     documents = sum(score.documents for score in scores)
     errors = [(score.stderr, score.documents) for score in scores if score.stderr is not None]
-    stderr = math.sqrt(sum((e * n / documents) ** 2 for e, n in errors)) if len(errors) == len(scores) else None
+    stderr = None
+    if len(errors) == len(scores) and documents > len(scores):
+        variance = sum(n * (n - 1) * error**2 for error, n in errors) / (documents - len(scores))
+        stderr = math.sqrt(variance / documents)
     return TaskScore(
         group,
         scores[0].metric,

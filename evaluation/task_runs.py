@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.example_draws import draw_as_one_rank
-from evaluation.files import write_output
+from evaluation.files import plain_json, write_output
+from evaluation.suite_scores import grouped_score, stderr_name, task_score
+from evaluation.suites.perplexity import METRICS, standard_error
 from evaluation.suites.task_card import TaskCard, TaskSetting
 from orthros_train.errors import InputError
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from evaluation.lm_eval_model import OrthrosLM
 
 # What lm-eval's results of a task hold besides `results`, by task name.
-PER_TASK = ("configs", "versions", "n-shot", "higher_is_better", "n-samples", "group_subtasks")
+PER_TASK = ("configs", "versions", "n-shot", "higher_is_better", "n-samples")
 SAMPLE_FIELDS = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "doc_hash")
 
 
@@ -79,10 +81,9 @@ class TaskRunner:
             InputError: no data, or a model that the task cannot be asked of.
             GaveUpError: the adapter was told to give up; nothing is stored.
         """
-        path = self._folder / "tasks" / f"{card.name}.json"
         metadata = card.metadata(self._setting)
         key = self._key | {"task": metadata, "documents": self._setting.documents}
-        stored = self._agreed(_stored_record(path, key) if self._lm.rank == 0 else None)
+        stored = self._agreed(self._stored(card, key) if self._lm.rank == 0 else None)
         if stored is not None:
             return stored
         before = dict(self._lm.truncated)
@@ -92,15 +93,33 @@ class TaskRunner:
         gathered = self._lm.gather_object(self._lm.truncated[card.name] - before.get(card.name, 0))
         if output is None or gathered is None:
             return {}
-        record = self._record(card, metadata, output, sum(gathered)) | {"key": key}
-        write_output(path, json.dumps(record, indent=1, default=str) + "\n")
+        record = self._record(card, metadata, output, sum(gathered)) | {"key": key, "samples": self._samples}
+        self._store(card, record, output["samples"][card.name])
+        return record
+
+    def _paths(self, card: TaskCard) -> tuple[Path, Path]:
+        """Where a task's record and its samples are kept."""
+        return self._folder / "tasks" / f"{card.name}.json", self._folder / "samples" / f"{card.name}.jsonl"
+
+    def _stored(self, card: TaskCard, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        """An earlier record, if it was made under exactly these settings and has its samples where they are wanted."""
+        path, samples = self._paths(card)
+        record = _stored_record(path, key)
+        lacks_samples = record is not None and self._samples and not (record.get("samples") and samples.is_file())
+        return None if lacks_samples else record
+
+    def _store(self, card: TaskCard, record: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> None:
+        """Samples first, so that a record that says it has them does; those of an earlier record are removed."""
+        path, samples = self._paths(card)
         if self._samples:
             lines = (
-                json.dumps({name: sample[name] for name in SAMPLE_FIELDS}, ensure_ascii=False, default=str)
-                for sample in output["samples"][card.name]
+                json.dumps(plain_json({name: sample[name] for name in SAMPLE_FIELDS}), ensure_ascii=False)
+                for sample in found
             )
-            write_output(self._folder / "samples" / f"{card.name}.jsonl", "\n".join(lines) + "\n")
-        return record
+            write_output(samples, "\n".join(lines) + "\n")
+        else:
+            samples.unlink(missing_ok=True)
+        write_output(path, json.dumps(record, indent=1, default=str) + "\n")
 
     def _agreed(self, value: Any) -> Any:
         """Rank 0's value on every rank."""
@@ -151,22 +170,26 @@ class TaskRunner:
         results = output["results"][card.name]
         if card.metric not in results:
             raise InputError(f"task {card.name} gave {sorted(results)}, not its headline metric {card.metric}")
+        results |= _perplexity_errors(results, output["samples"][card.name])
         name, chosen_filter = card.metric.split(",")
         documents = [
             {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"], "value": _number(sample[name])}
             for sample in output["samples"][card.name]
             if sample["filter"] == chosen_filter
         ]
-        harness = {part: output.get(part, {}).get(card.name) for part in PER_TASK}
-        return {
+        harness = {part: output[part].get(card.name) for part in PER_TASK}
+        if self._setting.limit is not None and card.count is not None:  # lm-eval saw no more rows than the limit
+            harness["n-samples"] |= {"original": card.count(self._setting)}
+        record = {
             "task": metadata,
             "results": results,
-            "harness": json.loads(json.dumps(harness, default=str)),
+            "harness": harness,
             "documents": sorted(documents, key=lambda document: document["doc_id"]),
             "truncated": truncated,
             "higher_is_better": card.higher_is_better,
             "environment": {f"{name}_version": version(name) for name in ("lm_eval", "transformers")},
         }
+        return plain_json(record)
 
 
 @contextlib.contextmanager
@@ -181,6 +204,16 @@ def _without_bars() -> Iterator[None]:
         yield
     finally:
         tqdm.tqdm = task.tqdm = shown
+
+
+def _perplexity_errors(results: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Standard errors of a perplexity task's metrics, for which lm-eval has none."""
+    found = {
+        stderr_name(f"{metric},none"): standard_error(metric, [sample[metric] for sample in samples])
+        for metric in METRICS
+        if f"{metric},none" in results
+    }
+    return {name: error for name, error in found.items() if error is not None}
 
 
 def _number(value: Any) -> Any:
@@ -200,15 +233,41 @@ def _stored_record(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
     return record if same else None
 
 
-def harness_results(records: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, Any]:
-    """The records in the layout of lm-eval's results.json."""
+def harness_results(
+    records: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any], groups: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """The records in the layout of lm-eval's results.json.
+
+    Args:
+        records: of tasks, by name.
+        config: what lm-eval says of model and settings.
+        groups: names of the tasks that count as one, by the group's name.
+    """
     merged: dict[str, Any] = {"results": {name: dict(record["results"]) for name, record in records.items()}}
     for part in PER_TASK:
         merged[part] = {name: record["harness"][part] for name, record in records.items()}
+    merged["group_subtasks"] = {group: list(members) for group, members in groups.items()}
+    for group, members in groups.items():
+        merged.setdefault("groups", {})[group] = merged["results"][group] = _group_results(group, members, records)
+        for part in ("versions", "n-shot", "higher_is_better"):
+            merged[part][group] = merged[part][members[0]]
     merged["config"] = dict(config)
     for record in records.values():
         merged |= record["environment"]
     return merged
+
+
+def _group_results(group: str, members: Sequence[str], records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What lm-eval writes of a group: the headline metric, weighted by documents."""
+    score = grouped_score(group, [task_score(name, records[name]) for name in members])
+    return {
+        "alias": group,
+        "name": group,
+        "sample_len": score.documents,
+        score.metric: score.value,
+        stderr_name(score.metric): "N/A" if score.stderr is None else score.stderr,
+        "sample_count": {score.metric: score.documents},
+    }
 
 
 def require_data(cards: Sequence[TaskCard], setting: TaskSetting, skip: bool) -> tuple[list[TaskCard], dict[str, str]]:

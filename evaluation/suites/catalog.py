@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evaluation.suites import harness_tasks as h
 from evaluation.suites.needles import needle_cards
-from evaluation.suites.perplexity import WIKITEXT, text_card
+from evaluation.suites.perplexity import WIKITEXT, text_cards
 from evaluation.suites.recall import LENGTHS, recall_cards
 from evaluation.suites.task_card import TaskCard
 from orthros_train.errors import InputError
@@ -74,7 +74,7 @@ def _recall_at(length: int) -> Suite:
 
 
 def _perplexity(options: SuiteOptions) -> list[Suite]:
-    cards = tuple(text_card(path) for path in options.texts) or (WIKITEXT,)
+    cards = text_cards(options.texts) or (WIKITEXT,)
     return [Suite("perplexity", "Perplexity", cards, has_mean=False)]
 
 
@@ -108,10 +108,10 @@ def find_suites(names: Iterable[str], options: SuiteOptions) -> list[Suite]:
 
 
 def find_tasks(names: Iterable[str], options: SuiteOptions) -> list[TaskCard]:
-    """The tasks of these names, from any suite. Raises InputError, with the nearest names."""
+    """The tasks of these names, each once, from any suite. Raises InputError, with the nearest names."""
     cards = {card.name: card for make in HARNESS_SUITES.values() for suite in make(options) for card in suite.cards}
     chosen = []
-    for name in names:
+    for name in dict.fromkeys(names):
         if name not in cards:
             raise InputError(f"there is no task {name!r}; {nearest(name, list(cards))}")
         chosen.append(cards[name])

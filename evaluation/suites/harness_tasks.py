@@ -120,8 +120,13 @@ def harness_card(
     def describe(setting: TaskSetting) -> dict[str, Any]:
         return {**setting.source.describe(data), "split": scored_split(setting)}
 
+    def count(setting: TaskSetting) -> int:
+        return len(setting.source.split(data, scored_split(setting)))
+
     about = {"name": data.name, "hub": data.hub, "config": data.config, "license": data.license}
-    return TaskCard(name, about, prompt, metric, shots, version, build, describe, weight_group=weight_group)
+    return TaskCard(
+        name, about, prompt, metric, shots, version, build, describe, weight_group=weight_group, count=count
+    )
 
 
 def _yaml(file: str) -> dict[str, Any]:

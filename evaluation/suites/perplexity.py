@@ -6,9 +6,11 @@ once. Word and byte counts of WikiText are those of the page before detokenizati
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +23,16 @@ if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask
 
 METRICS = ("word_perplexity", "byte_perplexity", "bits_per_byte", "token_perplexity")
+WIKITEXT_VERSION, TEXT_VERSION = "2", "1"  # lm-eval's, and ours
 
 
 def _perplexity(items: Sequence[tuple[float, int]]) -> float:
-    """exp(-Σ log-likelihood / Σ units)."""
-    return math.exp(-_mean(items))
+    """exp(-Σ log-likelihood / Σ units); infinity where a float cannot hold it, as of a long text without spaces, which
+    is one word."""
+    try:
+        return math.exp(-_mean(items))
+    except OverflowError:
+        return math.inf
 
 
 def _bits(items: Sequence[tuple[float, int]]) -> float:
@@ -35,6 +42,20 @@ def _bits(items: Sequence[tuple[float, int]]) -> float:
 
 def _mean(items: Sequence[tuple[float, int]]) -> float:
     return sum(value for value, _ in items) / sum(count for _, count in items)
+
+
+def standard_error(metric: str, items: Sequence[tuple[float, int]]) -> float | None:
+    """Of one of METRICS, by the bootstrap over documents; None for a single document or an infinite perplexity."""
+    import numpy as np  # noqa: PLC0415
+
+    from evaluation.bootstrap import resampled_ratios  # noqa: PLC0415
+
+    if len(items) < 2:
+        return None
+    nats = -resampled_ratios(items)
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = float(np.std(nats / math.log(2) if metric == "bits_per_byte" else np.exp(nats), ddof=1))
+    return error if math.isfinite(error) else None
 
 
 def count_units(log_likelihood: float, text: str, tokens: int) -> dict[str, tuple[float, int]]:
@@ -49,7 +70,7 @@ def count_units(log_likelihood: float, text: str, tokens: int) -> dict[str, tupl
 
 
 def _task(
-    name: str, rows: Any, setting: TaskSetting, target: Callable[[Any], str], text: Callable[[Any], str]
+    name: str, version: str, rows: Any, setting: TaskSetting, target: Callable[[Any], str], text: Callable[[Any], str]
 ) -> ConfigurableTask:
     def judge(document: Any, results: Sequence[float]) -> dict[str, tuple[float, int]]:
         return count_units(results[0], text(document), len(whole_text(setting.tokenizer, target(document))))
@@ -68,7 +89,7 @@ def _task(
                 for metric, aggregation in zip(METRICS, aggregations, strict=True)
             ],
             "num_fewshot": 0,
-            "metadata": {"version": 2},
+            "metadata": {"version": int(version)},
         },
         {"test": rows},
     )
@@ -78,7 +99,7 @@ def _build_wikitext(setting: TaskSetting) -> ConfigurableTask:
     from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer  # noqa: PLC0415
 
     rows = setting.rows(data_sets.WIKITEXT_PAGES, "test")
-    return _task("wikitext", rows, setting, wikitext_detokenizer, lambda document: document["page"])
+    return _task("wikitext", WIKITEXT_VERSION, rows, setting, wikitext_detokenizer, lambda document: document["page"])
 
 
 WIKITEXT = TaskCard(
@@ -92,29 +113,47 @@ WIKITEXT = TaskCard(
     "whole pages, detokenized as lm-eval does",
     "word_perplexity,none",
     0,
-    "2",
+    WIKITEXT_VERSION,
     _build_wikitext,
     lambda setting: {**setting.source.describe(data_sets.WIKITEXT_PAGES), "split": "test"},
     higher_is_better=False,
+    count=lambda setting: len(setting.source.split(data_sets.WIKITEXT_PAGES, "test")),
 )
 
 
 def text_card(path: Path) -> TaskCard:
     """Perplexity of a UTF-8 text file, taken as one document. Raises InputError for a file that is none or empty."""
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
+        text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8").read()  # any line end is \n
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path} as UTF-8 text: {error}") from error
     if not text.strip():
         raise InputError(f"{path} is empty; perplexity needs text")
     name = "text_" + (re.sub(r"\W+", "_", path.stem).strip("_").lower() or "file")
+    identity = {"source": "file", "bytes": len(text.encode()), "sha256": hashlib.sha256(content).hexdigest()}
 
     def build(setting: TaskSetting) -> ConfigurableTask:
         from datasets import Dataset  # noqa: PLC0415
 
         rows = Dataset.from_list([{"text": text}])
-        return _task(name, rows, setting, lambda document: document["text"], lambda document: document["text"])
+        return _task(name, TEXT_VERSION, rows, setting, lambda row: row["text"], lambda row: row["text"])
 
     about = {"name": path.name, "hub": None, "config": None, "license": "the user's own text"}
-    describe: Callable[[TaskSetting], dict[str, Any]] = lambda _: {"source": "file", "bytes": len(text.encode())}  # noqa: E731
-    return TaskCard(name, about, "the whole file", "byte_perplexity,none", 0, "1", build, describe, False)
+    return TaskCard(
+        name, about, "the whole file", "byte_perplexity,none", 0, TEXT_VERSION, build, lambda _: identity, False
+    )
+
+
+def text_cards(paths: Iterable[Path]) -> tuple[TaskCard, ...]:
+    """Cards of text files. Raises InputError for a file that cannot be scored, or two that would share a name."""
+    cards: dict[str, tuple[Path, TaskCard]] = {}
+    for path in paths:
+        card = text_card(path)
+        if card.name in cards:
+            raise InputError(
+                f"the texts {cards[card.name][0]} and {path} would both be the task {card.name}: rename one, or leave "
+                "it out"
+            )
+        cards[card.name] = (path, card)
+    return tuple(card for _, card in cards.values())

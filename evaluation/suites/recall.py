@@ -5,8 +5,9 @@ HazyResearch/prefix-linear-attention at 7490f22): zero-shot, greedy, at most 48 
 document scores 1 if the text contains one of its answers, letter case aside.
 
 The cut keeps `length` - 50 tokens of the document: centered on the answer (SWDE, FDA, SQuAD, NQ), or the document's
-head (TriviaQA, DROP). Tokens are those of the evaluated model, as published. Documents whose answer has fewer than two
-characters are left out where the cut depends on the answer.
+head (TriviaQA, DROP). Where NQ's first answer is not in the document, the first of its alternatives that is counts,
+then the position that the data set gives, if it gives one. Tokens are those of the evaluated model, as published.
+Documents whose answer has fewer than two characters are left out where the cut depends on the answer.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from evaluation.suites import data_sets
 from evaluation.suites.data_sets import DataSet
 from evaluation.suites.task_card import TaskCard, TaskSetting, make_task
+from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 LENGTHS = (512, 1024, 2048)
 NQ_LENGTH = 2000  # NQ's documents come in three sizes; all are cut to this many tokens
 ANSWER_TOKENS, NEW_TOKENS = 50, 48
+VERSION = "1"  # 1: NQ's alternatives count in the order of their list
 SUMMARY = "Summary of information above..."  # begins the question that SWDE's texts end with
 MARKERS = re.compile(r"\[PAR\]|\[DOC\]|\[TLE\]")  # TriviaQA's paragraphs, documents and titles
 
@@ -49,26 +52,47 @@ def contains(prediction: str, answers: Sequence[str]) -> int:
     return int(any(re.search(re.escape(answer), prediction, re.IGNORECASE) for answer in answers if answer.strip()))
 
 
-def cut_document(text: str, anchors: Sequence[str] | None, tokenizer: TextTokenizer, length: int) -> str:
+def cut_document(
+    text: str,
+    anchors: Sequence[str] | None,
+    tokenizer: TextTokenizer,
+    length: int,
+    alternatives: Sequence[str] = (),
+    fallback: int | None = None,
+) -> str:
     """`length` - 50 tokens of a document.
 
     Args:
         text: the document.
         anchors: the cut is centered on the first place where one of them stands, letter case aside; where none does,
-            it is the document's end. None: the document's head.
+            on an alternative. None: the document's head.
         tokenizer: measures and cuts.
         length: tokens, of which 50 are set aside for question and answer.
+        alternatives: the first in the list that stands in the text counts, wherever that is; where none does, the cut
+            is centered on the document's end.
+        fallback: center in tokens, instead of the end of a document that is too long to stay whole.
     """
     text = text.strip()
     tokens = tokenizer.encode(text, add_special_tokens=False)
     wanted = length - ANSWER_TOKENS
     center = 0
     if anchors is not None:
-        found = [match.start() for anchor in anchors if (match := re.search(re.escape(anchor), text, re.IGNORECASE))]
-        before = text[: min(found)] if found else text
+        place = _find(text, anchors, alternatives)
+        before = text[: -1 if place is None else place]  # without its last character, as published
         center = len(tokenizer.encode(before, add_special_tokens=False))
+        if place is None and fallback is not None and center > wanted:
+            center = fallback
     start = max(0, center - wanted // 2)
     return tokenizer.decode(tokens[start : start + wanted])
+
+
+def _find(text: str, anchors: Sequence[str], alternatives: Sequence[str]) -> int | None:
+    """First place of any anchor, else that of the first alternative in the list; letter case aside."""
+    anchor_places, other_places = (
+        [match.start() for each in words if (match := re.search(re.escape(each), text, re.IGNORECASE))]
+        for words in (anchors, alternatives)
+    )
+    return min(anchor_places) if anchor_places else next(iter(other_places), None)
 
 
 def _without_question(text: str, question: str) -> str:
@@ -132,18 +156,29 @@ class RecallTask:
         value = document[self.answer_key]
         return [value] if isinstance(value, str) else [str(each) for each in value]
 
-    def cut(self, document: Document, tokenizer: TextTokenizer, length: int) -> dict[str, Any] | None:
-        """The document with its text cut; None where an anchor has fewer than two characters."""
-        text = str(document[self.text_key])
-        anchors = None
-        if self.anchor_keys is not None:
-            values = [document[key] for key in self.anchor_keys]
-            anchors = [each if isinstance(each, str) else (list(each) or [""])[0] for each in values]
-            if any(len(anchor) <= 1 for anchor in anchors):
-                return None
-            if not any(re.search(re.escape(a), text, re.IGNORECASE) for a in anchors):
-                anchors = list(document.get("alt_answers") or anchors)
-        return {**document, self.text_key: cut_document(text, anchors, tokenizer, length)}
+    def anchors(self, document: Document) -> list[str] | None:
+        """What the cut is centered on; None: the document's head."""
+        if self.anchor_keys is None:
+            return None
+        values = [document[key] for key in self.anchor_keys]
+        return [each if isinstance(each, str) else (list(each) or [""])[0] for each in values]
+
+    def can_be_cut(self, document: Document) -> bool:
+        """Whether every anchor has two characters or more."""
+        return all(len(anchor) > 1 for anchor in self.anchors(document) or ())
+
+    def cut(self, document: Document, tokenizer: TextTokenizer, length: int) -> dict[str, Any]:
+        """The document with its text cut."""
+        position = document.get("tok_pos")  # NQ's: about where the answer is, in tokens
+        short = cut_document(
+            str(document[self.text_key]),
+            self.anchors(document),
+            tokenizer,
+            length,
+            alternatives=document.get("alt_answers") or (),
+            fallback=None if position is None else int(position),
+        )
+        return {**document, self.text_key: short}
 
 
 SWDE = RecallTask(swde_prompt, "text", ("key", "value"), "value")
@@ -155,41 +190,50 @@ NQ = RecallTask(question_prompt, "context", ("answers",), "answers")
 
 
 def recall_card(name: str, task: RecallTask, data: DataSet, cut_length: int) -> TaskCard:
-    """A card whose documents are cut to `cut_length` tokens."""
+    """A card whose documents are cut to `cut_length` tokens; a limit counts those that can be."""
     split = data.splits[0]
 
     def build(setting: TaskSetting) -> ConfigurableTask:
         from datasets import Dataset  # noqa: PLC0415
 
-        def cut(rows: Any) -> Any:
-            if task is SWDE:  # the question at the text's end is no part of the document
-                rows = [{**row, "text": row["text"].split(SUMMARY)[0]} for row in rows]
-            kept = (task.cut(row, setting.tokenizer, cut_length) for row in rows)  # type: ignore[arg-type]
-            return Dataset.from_list([row for row in kept if row is not None])
-
+        rows = setting.source.split(data, split)
+        documents = [document for row in rows if task.can_be_cut(document := _document(row))]
+        if not documents:
+            raise InputError(
+                f"task {name}: none of the {len(rows)} rows of {data.name} has an answer of two characters or more, on "
+                "which its cut is centered; nothing can be scored on it"
+            )
+        chosen = documents[: setting.limit]
+        cut = [task.cut(document, setting.tokenizer, cut_length) for document in chosen]  # type: ignore[arg-type]
         return make_task(
             {
                 "task": name,
                 "output_type": "generate_until",
                 "test_split": split,
-                "process_docs": cut,
                 "doc_to_text": task.prompt,
                 "doc_to_target": lambda document: " " + (task.answers(document) or [""])[0],
                 "process_results": lambda document, results: {"contains": contains(results[0], task.answers(document))},
                 "generation_kwargs": {"until": ["\n"], "max_gen_toks": NEW_TOKENS, "do_sample": False},
                 "metric_list": [{"metric": "contains", "aggregation": "mean", "higher_is_better": True}],
                 "num_fewshot": 0,
-                "metadata": {"version": 0},
+                "metadata": {"version": int(VERSION)},
             },
-            {split: setting.rows(data, split)},
+            {split: Dataset.from_list(cut)},
         )
+
+    def _document(row: Document) -> Document:
+        """Without the question at the end of SWDE's texts, which is no part of the document."""
+        return {**row, "text": row["text"].split(SUMMARY)[0]} if task is SWDE else row
+
+    def count(setting: TaskSetting) -> int:
+        return sum(task.can_be_cut(row) for row in setting.source.split(data, split))
 
     def describe(setting: TaskSetting) -> dict[str, Any]:
         return {**setting.source.describe(data), "split": split, "cut_tokens": cut_length}
 
     about = {"name": data.name, "hub": data.hub, "config": data.config, "license": data.license}
     prompt = " ".join((task.prompt.__doc__ or "").split())
-    return TaskCard(name, about, prompt, "contains,none", 0, "0", build, describe)
+    return TaskCard(name, about, prompt, "contains,none", 0, VERSION, build, describe, count=count)
 
 
 def recall_cards(length: int) -> tuple[TaskCard, ...]:

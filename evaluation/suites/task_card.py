@@ -54,6 +54,7 @@ class TaskCard:
         describe: what the results say of the data after `build`.
         higher_is_better: of the headline metric.
         weight_group: tasks of one group count as one in the suite's mean (MMLU's subjects).
+        count: how many documents there are without a limit; None: as many as `build` makes.
     """
 
     name: str
@@ -66,6 +67,7 @@ class TaskCard:
     describe: Callable[[TaskSetting], dict[str, Any]]
     higher_is_better: bool = True
     weight_group: str | None = None
+    count: Callable[[TaskSetting], int] | None = None
 
     def metadata(self, setting: TaskSetting) -> dict[str, Any]:
         """For the results: everything but code."""

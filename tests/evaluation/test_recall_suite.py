@@ -19,6 +19,9 @@ from evaluation.suites.recall import (
     cut_document,
     recall_cards,
 )
+from evaluation.suites.task_card import TaskSetting
+from orthros_train.errors import InputError
+from tests.evaluation.test_data_sources import Rows
 
 
 class Words:
@@ -149,6 +152,55 @@ def test_without_its_anchor_a_document_keeps_its_end_and_without_anchors_its_hea
     assert cut_document(" ".join(words), None, Words(), 70).split() == words[:20]
 
 
+def test_of_alternatives_the_first_in_the_list_that_stands_in_the_text_counts() -> None:
+    """As published: not the one that stands first in the text."""
+    words = numbered(200)
+    words[40], words[120] = "Ann", "Bob"
+    row = {"context": " ".join(words), "question": "?", "answers": ["none"], "alt_answers": ["absent", "bob", "ann"]}
+    cut = NQ.cut(row, Words(), 70)
+    assert cut["context"].split() == words[110:130]
+    row["answers"] = ["ann"]  # an answer that stands in the text comes before every alternative
+    cut = NQ.cut(row, Words(), 70)
+    assert cut["context"].split() == words[30:50]
+
+
+@pytest.mark.parametrize(("count", "kept"), [(200, slice(50, 70)), (15, slice(5, 15))])
+def test_a_token_position_stands_in_for_an_answer_that_is_not_in_a_long_text(count: int, kept: slice) -> None:
+    words = numbered(count)
+    row = {"context": " ".join(words), "question": "?", "answers": ["none"], "alt_answers": ["no"], "tok_pos": 60}
+    cut = NQ.cut(row, Words(), 70)
+    assert cut["context"].split() == words[kept]
+
+
+def test_a_token_position_counts_for_nothing_beside_an_answer_in_the_text() -> None:
+    words = numbered(200)
+    words[120] = "Acme"
+    row = {"context": " ".join(words), "question": "?", "answers": ["acme"], "alt_answers": [], "tok_pos": 60}
+    cut = NQ.cut(row, Words(), 70)
+    assert cut["context"].split() == words[110:130]
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept", "values"), [(1, 1, ["476"]), (2, 2, ["476", "Rome"]), (None, 2, ["476", "Rome"])]
+)
+def test_a_limit_counts_the_documents_that_can_be_cut(limit: int | None, kept: int, values: list[str]) -> None:
+    rows = [{"text": f"In 5 or 476 fell Rome. {value}", "value": value} for value in ("5", "476", "I", "Rome")]
+    card = recall_cards(512)[2]
+    setting = TaskSetting(Rows(rows), tokenizer=Words(), limit=limit)  # type: ignore[arg-type]
+    task = card.build(setting)
+    assert [document["value"] for document in task.eval_docs] == values[:kept]
+    assert card.count is not None
+    assert card.count(setting) == 2
+
+
+def test_a_data_set_without_a_document_that_can_be_cut_is_refused() -> None:
+    setting = TaskSetting(Rows([{"text": "In 5.", "value": "5"}]), tokenizer=Words())  # type: ignore[arg-type]
+    with pytest.raises(
+        InputError, match="recall_squad_512: none of the 1 rows of squad has an answer of two characters"
+    ):
+        recall_cards(512)[2].build(setting)
+
+
 def test_a_short_document_stays_whole_and_regex_characters_are_found() -> None:
     assert cut_document(" a (b) c ", ["(B)"], Words(), 70) == "a (b) c"
 
@@ -158,23 +210,19 @@ def test_documents_are_cut_by_their_own_fields() -> None:
     words[20], words[120] = "Maker", "Acme"
     text = " ".join(words)
     cut = FDA.cut({"text": text, "key": "maker", "value": "Acme"}, Words(), 70)
-    assert cut is not None
     assert cut["text"].split() == words[10:30]  # the key stands before the value
     cut = SQUAD.cut({"text": text, "value": "Acme"}, Words(), 70)
-    assert cut is not None
     assert cut["text"].split() == words[110:130]
     cut = NQ.cut({"context": text, "question": "?", "answers": ["absent"], "alt_answers": ["Acme"]}, Words(), 70)
-    assert cut is not None
     assert cut["context"].split() == words[110:130]
     cut = DROP.cut({"context": text, "question": "?", "answers": ["Acme"]}, Words(), 70)
-    assert cut is not None
     assert cut["context"].split() == words[:20]
 
 
 def test_answers_of_one_character_are_left_out_where_the_cut_needs_them() -> None:
-    assert SQUAD.cut({"text": "in 5", "value": "5"}, Words(), 70) is None
-    assert NQ.cut({"context": "in 5", "question": "?", "answers": []}, Words(), 70) is None
-    assert DROP.cut({"context": "in 5", "question": "?", "answers": ["5"]}, Words(), 70) is not None
+    assert not SQUAD.can_be_cut({"text": "in 5", "value": "5"})
+    assert not NQ.can_be_cut({"context": "in 5", "question": "?", "answers": []})
+    assert DROP.can_be_cut({"context": "in 5", "question": "?", "answers": ["5"]})
 
 
 def test_six_tasks_at_each_length() -> None:

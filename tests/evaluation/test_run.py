@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import pytest
 from evaluation import run
 from evaluation.model_source import load_evaluated_model
 from evaluation.suites import data_sets
-from evaluation.suites.catalog import SUITE_NAMES, SuiteOptions, find_suites
+from evaluation.suites.catalog import SUITE_NAMES, SuiteOptions, find_suites, find_tasks
 from evaluation.suites.harness_tasks import MMLU, MMLU_SUBJECTS
 from evaluation.suites.task_card import TaskSetting
 from orthros_train.errors import InputError
+from orthros_train.training.run_folder import git_commit
 from tests.evaluation.test_data_sources import PIQA_ROWS, Rows
 from tests.evaluation.tiny_models import save_llama, save_merging_tokenizer, save_orthros
 from tools.mirror_datasets import mirror
@@ -34,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mirror")
     mirror(data_sets.PIQA, Rows(PIQA_ROWS), folder)
-    mirror(data_sets.WIKITEXT_PAGES, Rows([PAGE, PAGE]), folder)
+    mirror(data_sets.WIKITEXT_PAGES, Rows([PAGE, {"page": " = Dogs = \n\n They bark . \n"}]), folder)
     mirror(data_sets.FDA, Rows(FDA_ROWS), folder)
     return folder
 
@@ -77,7 +80,9 @@ def test_results_reports_and_records(
     }  # fmt: skip
     report = (output / "report.md").read_text()
     assert "| piqa | acc |" in report
-    assert "The paper's, not measured here (Table 1: 1.3B, mean of the commonsense tasks): transformer 53.41" in report
+    assert "| paper, transformer |  | 53.41 |" in report
+    assert "| paper, Orthros |  | 53.98 |" in report
+    assert "The rows marked paper are the paper's (arXiv 2610.13735, Table 1: 1.3B, mean of the commonsense" in report
     assert "task list assumed" in report
     assert "the mean is over 1 of 8" in report
     assert "<svg" in (output / "report.html").read_text()
@@ -110,6 +115,49 @@ def test_a_stopped_evaluation_goes_on_and_other_settings_start_anew(
     assert evaluated[3:] == ["piqa"]
 
 
+def test_an_edited_text_of_equal_length_is_scored_anew(model: Path, data: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    found = []
+    for content in ("the cat sat", "a dog stood", "the cat sat"):
+        text.write_bytes(content.encode())
+        results = evaluate(model, data, tmp_path / "out", "--suite", "perplexity", "--text", str(text))
+        assert (
+            results["orthros"]["records"]["text_text"]["task"]["data"]["sha256"]
+            == sha256(text.read_bytes()).hexdigest()
+        )
+        found.append(results["results"]["text_text"]["byte_perplexity,none"])
+    assert found[0] != found[1]
+    assert found[0] == found[2]
+
+
+def test_a_task_named_twice_is_scored_once(model: Path, data: Path, tmp_path: Path) -> None:
+    once = evaluate(model, data, tmp_path / "once", "--tasks", "piqa")
+    evaluate(model, data, tmp_path / "twice", "--tasks", "piqa,wikitext,piqa")
+    tables = [(tmp_path / name / "report.md").read_text() for name in ("once", "twice")]
+    (row,) = [line for line in tables[0].splitlines() if line.startswith("| piqa | acc |")]
+    assert tables[1].count(row) == 1
+    assert once["orthros"]["suites"]["tasks"]["tasks"] == [["piqa", None]]
+
+
+def test_samples_are_those_of_the_scores_beside_them(model: Path, data: Path, tmp_path: Path) -> None:
+    samples = tmp_path / "samples" / "piqa.jsonl"
+
+    def prompts(*arguments: str) -> int | None:
+        evaluate(model, data, tmp_path, "--tasks", "piqa", *arguments)
+        return len(samples.read_text().splitlines()) if samples.is_file() else None
+
+    assert prompts() is None
+    assert prompts("--samples") == 6  # not only where the scores are new
+    before = samples.stat().st_mtime_ns
+    assert prompts() == 6
+    assert prompts("--samples") == 6
+    assert samples.stat().st_mtime_ns == before
+    assert prompts("--limit", "2") is None  # those of six documents do not belong to these scores
+    assert prompts("--limit", "2", "--samples") == 2
+    samples.unlink()
+    assert prompts("--limit", "2", "--samples") == 2
+
+
 def test_contexts_that_exceed_the_model_are_counted_and_stated(model: Path, data: Path, tmp_path: Path) -> None:
     results = evaluate(model, data, tmp_path, "--tasks", "recall_fda_2048,piqa", "--max-length", "200")
     assert results["orthros"]["records"]["recall_fda_2048"]["truncated"] == 3
@@ -128,6 +176,79 @@ def test_perplexity_by_word_byte_and_token(model: Path, data: Path, tmp_path: Pa
     assert 2 ** found["bits_per_byte,none"] == pytest.approx(found["byte_perplexity,none"])
     wikitext = evaluate(model, data, tmp_path / "wiki", "--tasks", "wikitext")["results"]["wikitext"]
     assert wikitext["byte_perplexity,none"] > 1
+    assert found["byte_perplexity_stderr,none"] == "N/A"  # of one document
+    assert wikitext["word_perplexity_stderr,none"] > 0
+
+
+def test_a_text_without_spaces_is_one_word_of_infinite_perplexity(model: Path, data: Path, tmp_path: Path) -> None:
+    text = tmp_path / "genome.txt"
+    text.write_text("GATTACA" * 120, encoding="utf-8")
+    results = evaluate(model, data, tmp_path / "out", "--suite", "perplexity", "--text", str(text))
+    found = results["results"]["text_genome"]
+    assert found["word_perplexity,none"] == "Infinity"  # a string: JSON has no such number, and float() reads it
+    assert 1 < found["byte_perplexity,none"] < 1e6
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    for file in tmp_path.glob("out/**/*.json"):
+        json.loads(file.read_text(), parse_constant=refuse)
+    assert "text_genome" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_results_have_the_layout_of_lm_evals(data: Path, tmp_path: Path) -> None:
+    from lm_eval.utils import make_table  # noqa: PLC0415
+
+    started, llama = time.time(), save_llama(tmp_path / "llama")
+    results = evaluate(llama, data, tmp_path / "o", "--tasks", "piqa,wikitext", "--base-window", "8", "--limit", "1")
+    lines = make_table(results).splitlines()
+    assert {line.split("|")[1].strip() for line in lines} >= {"piqa", "wikitext"}
+    assert results["group_subtasks"] == {}
+    assert results["n-samples"] == {
+        "piqa": {"original": 6, "effective": 1}, "wikitext": {"original": 2, "effective": 1}
+    }  # fmt: skip
+    assert started <= results["date"] <= time.time()
+    assert results["git_hash"] == git_commit()
+    assert results["config"]["model_args"] == {
+        "pretrained": str(llama), "dtype": "float32", "max_length": 256, "base_window": 8, "base_sinks": 1
+    }  # fmt: skip
+
+
+def test_subjects_are_a_group_as_in_lm_eval(model: Path, tmp_path: Path) -> None:
+    from lm_eval.api.metrics import pooled_sample_stderr  # noqa: PLC0415
+    from lm_eval.utils import make_table  # noqa: PLC0415
+
+    row = {"question": "Why?", "choices": ["a", "b", "c", "d"], "answer": 2}
+    for number, subject in enumerate(MMLU_SUBJECTS[:3]):
+        rows = [{**row, "question": f"Why {i}?", "answer": i % 4} for i in range(6 + 2 * number)]
+        mirror(data_sets.mmlu(subject), Rows(rows), tmp_path / "mirror")
+    arguments = ("--suite", "conversion", "--skip-unavailable", "--max-length", "2000")
+    results = evaluate(model, tmp_path / "mirror", tmp_path / "out", *arguments)
+    members = [f"mmlu_{subject}" for subject in MMLU_SUBJECTS[:3]]
+    assert results["group_subtasks"] == {"mmlu": members}
+    tasks = [results["results"][name] for name in members]
+    group = results["groups"]["mmlu"]
+    assert group == results["results"]["mmlu"]
+    assert group["acc,none"] == pytest.approx(
+        sum(6 * t["acc,none"] + 2 * i * t["acc,none"] for i, t in enumerate(tasks)) / 24
+    )
+    assert group["acc_stderr,none"] == pytest.approx(
+        pooled_sample_stderr([task["acc_stderr,none"] for task in tasks], [6, 8, 10])
+    )
+    assert (group["sample_len"], group["sample_count"]) == (24, {"acc,none": 24})
+    assert (results["n-shot"]["mmlu"], results["higher_is_better"]["mmlu"]) == (5, {"acc": True})
+    assert "|mmlu " in make_table(results)
+    assert "|mmlu " in make_table(results, "groups")
+
+
+@pytest.mark.parametrize("name", ["piqa", "wikitext", "recall_fda_512", "long_single_600", "text_book"])
+def test_the_version_stated_is_that_of_the_task(name: str, model: Path, data: Path, tmp_path: Path) -> None:
+    book = tmp_path / "book.txt"
+    book.write_text("the cat sat on the mat", encoding="utf-8")
+    long = ("--lengths", "600", "--documents", "1") if name.startswith("long") else ()
+    text = ("--text", str(book)) if name == "text_book" else ()
+    results = evaluate(model, data, tmp_path / "out", "--tasks", name, "--limit", "1", *long, *text)
+    assert float(results["versions"][name]) == float(results["orthros"]["records"][name]["task"]["version"])
 
 
 def test_generated_long_texts(model: Path, data: Path, tmp_path: Path) -> None:
@@ -193,6 +314,19 @@ def test_bad_input_is_one_clear_line(
     command = ["--model", str(model), "--data-dir", str(data), "--output", str(tmp_path), *arguments]
     with pytest.raises(InputError, match=message):
         run.main(command)
+
+
+@pytest.mark.parametrize("names", [("a/book.txt", "b/book.txt"), ("a/The Book.txt", "a/the-book.md"), ("a/b.txt",) * 2])
+def test_texts_that_would_share_a_name_are_refused(names: tuple[str, str], tmp_path: Path) -> None:
+    texts = [tmp_path / name for name in names]
+    for text in texts:
+        text.parent.mkdir(exist_ok=True)
+        text.write_text("words", encoding="utf-8")
+    options = SuiteOptions(texts=texts)
+    for find in (lambda: find_suites(["perplexity"], options), lambda: find_tasks(["piqa"], options)):
+        with pytest.raises(InputError, match=r"would both be the task text_.*: rename one") as refused:
+            find()
+        assert all(str(text) in str(refused.value) for text in texts)
 
 
 def test_models_that_are_none_are_refused(model: Path, tmp_path: Path) -> None:
