@@ -207,6 +207,14 @@ class TensorParallelFactory(LayerFactory):
         losses = mcore.vocab_parallel_cross_entropy(wide.contiguous(), torch.where(valid, labels, 0))
         return torch.where(valid, losses, 0.0)
 
+    def cross_entropy_slopes(self, logits: Tensor, labels: Tensor, slopes: Tensor) -> Tensor:
+        """As of the whole vocabulary, through the ranks' common cross entropy."""
+        logits.requires_grad_()
+        with torch.enable_grad():
+            losses = self.cross_entropy(logits[None], labels[None])[0]
+        slopes.copy_(torch.autograd.grad(losses.sum(), logits)[0])
+        return losses.detach()
+
     def common(self) -> dict[str, Any]:
         """What each of megatron-core's layers is given."""
         return {"config": self.megatron, "init_method": nn.init.zeros_, "tp_group": self.mesh.tensor_group}
