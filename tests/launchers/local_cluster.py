@@ -7,6 +7,7 @@ own network, whose cable can be pulled. Needs root and Debian's slurmctld, slurm
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -24,6 +25,8 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "unshare", "nsenter")
 BRIDGE, ADDRESSES = "orthros0", "10.78.0"
 CONTROL_PORT, NODE_PORT = 16917, 17100
 LOCK = "/tmp/orthros-test-cluster.lock"
+HOSTS_MARK = "# test cluster"
+OF_A_CLUSTER = re.compile(rb"(?:^|\0)SLURM_CONF=/tmp/slurm-[^/\0]+/slurm\.conf\0")  # in a process's environment
 
 SLURM_CONF = """\
 ClusterName=test
@@ -115,7 +118,7 @@ class LocalCluster:
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # short: it holds a socket
         self.folder.chmod(0o755)
         self.nodes = [f"node{number}" for number in range(1, nodes + 1)]
-        self._hosts_mark = f"# test cluster {self.folder.name}"
+        self._hosts_mark = f"{HOSTS_MARK} {self.folder.name}"
         self._gpus, self._own_networks = gpus, own_networks
         self._node_timeout, self._kill_wait = node_timeout, kill_wait
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -139,6 +142,7 @@ class LocalCluster:
         """Start everything and wait until all nodes are idle."""
         self._lock = open(LOCK, "w")  # noqa: SIM115  one cluster at a time: ports, addresses and names are the same
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._end_abandoned()
         self._write_configuration()
         self._connect()
         key = self.folder / "munge.key"
@@ -162,7 +166,7 @@ class LocalCluster:
             self.power_off(node)
         for daemon in ("slurmctld", "munged"):
             _stop_daemon(self.folder / f"{daemon}.pid")
-        self._disconnect()
+        self._disconnect(self._hosts_mark)
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()
@@ -300,18 +304,35 @@ class LocalCluster:
         with open("/etc/hosts", "a", encoding="utf-8") as hosts:
             hosts.writelines(names)
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, mark: str) -> None:
         with open("/etc/hosts", "r+", encoding="utf-8") as hosts:  # in place: it may be a bind mount
-            kept = [line for line in hosts if self._hosts_mark not in line]
+            kept = [line for line in hosts if mark not in line]
             hosts.seek(0)
             hosts.writelines(kept)
             hosts.truncate()
-        if self._own_networks:
-            for command in (
-                ["ip", "link", "delete", BRIDGE],
-                *(["ip", "netns", "delete", node] for node in self.nodes),
-            ):
+        networks = sorted(Path("/run/netns").glob("node[0-9]*"))
+        for command in (["ip", "link", "delete", BRIDGE], *(["ip", "netns", "delete", node.name] for node in networks)):
+            if networks:
                 subprocess.run(command, capture_output=True, check=False)
+
+    def _end_abandoned(self) -> None:
+        """End what a cluster has left whose tests were killed: while the lock is held there is no other one."""
+        end = time.monotonic() + 10
+        while (left := _processes_of_clusters()) and time.monotonic() < end:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+        self._disconnect(HOSTS_MARK)
+
+
+def _processes_of_clusters() -> list[int]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if OF_A_CLUSTER.search((process / "environ").read_bytes()):
+                found.append(int(process.name))
+    return found
 
 
 def _stop_daemon(pid_file: Path) -> None:

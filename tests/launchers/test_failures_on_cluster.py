@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -90,3 +91,21 @@ def test_a_node_where_python_hangs_is_named(cluster: LocalCluster, tmp_path: Pat
     assert "the preflight failed" in (run.last_outcome() or "")
     assert re.search(r"^srun: error: node2: task 1: ", run.log(), flags=re.MULTILINE), run.log()
     assert "node1: task" not in run.log()
+
+
+def test_a_cluster_whose_tests_were_killed_does_not_stand_in_the_way() -> None:
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    killed = LocalCluster(2)
+    killed.start()
+    assert killed._lock is not None
+    killed._lock.close()  # as the system does it for a process that is killed
+    try:
+        with LocalCluster(2) as cluster:
+            assert cluster.run("sinfo", "--noheader", "--format=%D").stdout.strip() == "2"
+            hosts = Path("/etc/hosts").read_text(encoding="utf-8")
+            assert killed.folder.name not in hosts
+    finally:
+        for process in killed._processes.values():
+            process.wait(10)
+        shutil.rmtree(killed.folder)
