@@ -209,10 +209,11 @@ class TensorParallelFactory(LayerFactory):
 
     def cross_entropy_slopes(self, logits: Tensor, labels: Tensor, slopes: Tensor) -> Tensor:
         """As of the whole vocabulary, through the ranks' common cross entropy."""
-        logits.requires_grad_()
         with torch.enable_grad():
-            losses = self.cross_entropy(logits[None], labels[None])[0]
-        slopes.copy_(torch.autograd.grad(losses.sum(), logits)[0])
+            leaf = logits.detach().requires_grad_()
+            losses = self.cross_entropy(leaf[None], labels[None])[0]
+            (slope,) = torch.autograd.grad(losses.sum(), leaf)
+        slopes.copy_(slope)
         return losses.detach()
 
     def common(self) -> dict[str, Any]:
