@@ -139,7 +139,7 @@ class LayerFactory:
 
         A pipeline's last stage calls this with the embedding's weight where that serves as head.
         """
-        return chunked_loss_sum(hidden, weight, labels, self)
+        return chunked_loss_sum(hidden, weight, labels, self.cross_entropy)
 
     def whole_vocabulary(self, logits: Tensor) -> Tensor:
         """What the head gives (…, this rank's part of the vocabulary) -> (…, vocab), on every rank."""
@@ -150,22 +150,3 @@ class LayerFactory:
         wide = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
         losses = F.cross_entropy(wide, labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
         return losses.view_as(labels)
-
-    def cross_entropy_slopes(self, logits: Tensor, labels: Tensor, slopes: Tensor) -> Tensor:
-        """Loss of each token, and into `slopes` its derivative by the logits: no block as large as them is allocated.
-
-        Args:
-            logits: (n, V).
-            labels: (n,) int64.
-            slopes: (n, V) in at least float32.
-
-        Returns:
-            losses (n,); 0, and slopes of 0, where a label is ignored.
-        """
-        torch.log_softmax(logits, dim=-1, dtype=slopes.dtype, out=slopes)
-        ignored, at = labels == IGNORE_INDEX, labels.clamp(min=0)[:, None]
-        losses = -slopes.gather(1, at)[:, 0]
-        slopes.exp_()
-        slopes.scatter_(1, at, slopes.gather(1, at) - 1)
-        slopes.masked_fill_(ignored[:, None], 0.0)
-        return losses.masked_fill(ignored, 0.0)

@@ -207,15 +207,6 @@ class TensorParallelFactory(LayerFactory):
         losses = mcore.vocab_parallel_cross_entropy(wide.contiguous(), torch.where(valid, labels, 0))
         return torch.where(valid, losses, 0.0)
 
-    def cross_entropy_slopes(self, logits: Tensor, labels: Tensor, slopes: Tensor) -> Tensor:
-        """As of the whole vocabulary, through the ranks' common cross entropy."""
-        with torch.enable_grad():
-            leaf = logits.detach().requires_grad_()
-            losses = self.cross_entropy(leaf[None], labels[None])[0]
-            (slope,) = torch.autograd.grad(losses.sum(), leaf)
-        slopes.copy_(slope)
-        return losses.detach()
-
     def common(self) -> dict[str, Any]:
         """What each of megatron-core's layers is given."""
         return {"config": self.megatron, "init_method": nn.init.zeros_, "tp_group": self.mesh.tensor_group}
