@@ -201,7 +201,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--model", type=Path, help="Llama-family folder; default: SmolLM2-135M out of its package")
     parser.add_argument("--cache", type=Path, default=Path(".cache"), help="for downloads; default: .cache")
-    parser.add_argument("--documents", type=positive_int, default=16, help="HellaSwag questions; default: 16")
+    parser.add_argument("--documents", type=positive_int, default=100, help="HellaSwag questions; default: 100")
     parser.add_argument("--texts", type=positive_int, default=1, help="long texts; default: 1")
     parser.add_argument("--text-tokens", type=positive_int, default=4096, help="of a long text; default: 4096")
     parser.add_argument("--questions", type=positive_int, default=2, help="about each long text; default: 2")

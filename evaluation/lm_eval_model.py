@@ -89,7 +89,7 @@ class OrthrosLM(TemplateLM):
         self.tokenizer: Any = pretrained.tokenizer
         self._device = self.model.device
         self.batch_size = batch_size or "auto"
-        self._limit = BatchLimit.of(self.batch_size, self._device)
+        self._limit = BatchLimit.of(self.batch_size, self.model)
         self.max_length = int(max_length or self.model.config.max_position_embeddings)
         self.add_bos_token = add_bos_token
         self._scorer = Scorer(self.model, self.batch_size, share_prefix, int(chunk_size))

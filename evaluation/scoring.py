@@ -15,20 +15,24 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from evaluation.model_folder import is_out_of_memory
 from evaluation.scoring_plan import Family, Request, Row, plan_families
 from orthros_train.errors import InputError
 from orthros_train.model import KVCache, OrthrosForCausalLM
+from orthros_train.model.kv_cache import bytes_per_token
 
 CHUNK_SIZE = 2048  # columns of one forward over a long context
 CPU_TOKENS, CUDA_TOKENS = 2048, 65536  # of one forward where the batch size is automatic
 FULL_TOKENS = 96  # columns of all rows from which on a forward is efficient, and padding costs more than a second one
 LEAST_FILL = 0.8  # of the columns of a row in an automatic batch of that size: shorter rows go into the next
-CACHED_TOKENS_FACTOR = 16  # forked caches may hold that many times the tokens of a forward
+CPU_CACHED_BYTES, CUDA_CACHED_BYTES = 2 << 30, 16 << 30  # of the caches of one forward's rows, where it is automatic
+
+T = TypeVar("T")
 
 
 class Scored(NamedTuple):
@@ -46,18 +50,26 @@ class BatchLimit:
     """How much goes into one forward.
 
     Attributes:
-        rows: sequences; None: as many as `tokens` allows.
+        rows: sequences; None: as many as the others allow.
         tokens: columns of all rows together, padding included; a single row may exceed it.
+        cached_tokens: positions that the rows' caches hold together; a single row may exceed it.
     """
 
     rows: int | None
     tokens: float = math.inf
+    cached_tokens: float = math.inf
 
     @classmethod
-    def of(cls, batch_size: int | str, device: torch.device) -> BatchLimit:
+    def of(cls, batch_size: int | str, model: OrthrosForCausalLM) -> BatchLimit:
         """From a number of rows, or "auto". Raises InputError for anything else."""
         if batch_size == "auto":
-            return cls(None, CUDA_TOKENS if device.type == "cuda" else CPU_TOKENS)
+            on_gpu = model.device.type == "cuda"
+            cached_bytes = CUDA_CACHED_BYTES if on_gpu else CPU_CACHED_BYTES
+            return cls(
+                None,
+                CUDA_TOKENS if on_gpu else CPU_TOKENS,
+                cached_bytes // bytes_per_token(model.config, model.dtype),
+            )
         try:
             rows = int(batch_size)
         except ValueError:
@@ -77,7 +89,7 @@ class BatchLimit:
             return rows <= self.rows
         if shortest is not None and shortest < LEAST_FILL * columns and (rows - 1) * columns >= FULL_TOKENS:
             return False
-        return rows * columns <= self.tokens and rows * (columns + cached) <= CACHED_TOKENS_FACTOR * self.tokens
+        return rows * columns <= self.tokens and rows * (columns + cached) <= self.cached_tokens
 
 
 class Tally:
@@ -131,7 +143,7 @@ class Scorer:
         chunk_size: int = CHUNK_SIZE,
     ) -> None:
         self._model, self._share, self._chunk_size = model, share, chunk_size
-        self._limit = BatchLimit.of(batch_size, model.device)
+        self._limit = BatchLimit.of(batch_size, model)
 
     @torch.no_grad()
     def score(
@@ -175,58 +187,75 @@ class Scorer:
                 yield batch
 
     def _run(self, batch: Sequence[Family]) -> dict[int, Scored]:
-        """Score a batch; where an automatic one does not fit into memory, in halves."""
+        """Score a batch; an automatic one goes on in halves where memory runs out."""
         try:
-            tally = Tally()
-            if batch[0].stem:
-                self._score_shared(batch, tally)
-            else:
-                self._score_rows([family.rows[0] for family in batch], [0] * len(batch), None, tally)
-            return tally.results()
-        except torch.OutOfMemoryError as error:
-            if self._limit.rows is not None or len(batch) == 1:
-                raise InputError(
-                    f"out of memory with {len(batch)} sequence(s) of up to {max(f.longest for f in batch)} tokens; use "
-                    "a smaller --batch-size, --dtype bf16, or a smaller --max-length"
-                ) from error
-        middle = len(batch) // 2
-        return self._run(batch[:middle]) | self._run(batch[middle:])
+            return self._in_halves(batch, self._score_batch)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            at_once = 1 if self._limit.rows is None else min(self._limit.rows, sum(len(f.rows) for f in batch))
+            raise InputError(
+                f"out of memory with {at_once} sequence(s) of up to {max(f.longest for f in batch)} tokens; use "
+                "a smaller --batch-size, --dtype bf16, or a smaller --max-length"
+            ) from error
 
-    def _score_shared(self, batch: Sequence[Family], tally: Tally) -> None:
+    def _in_halves(self, items: Sequence[T], score: Callable[[Sequence[T]], dict[int, Scored]]) -> dict[int, Scored]:
+        """`score` of all items together or, where an automatic batch of them does not fit into memory, in halves."""
+        try:
+            return score(items)
+        except Exception as error:
+            if not is_out_of_memory(error) or self._limit.rows is not None or len(items) == 1:
+                raise
+        middle = len(items) // 2  # outside the handler, whose traceback holds on to the memory
+        return self._in_halves(items[:middle], score) | self._in_halves(items[middle:], score)
+
+    def _score_batch(self, batch: Sequence[Family]) -> dict[int, Scored]:
+        if not batch[0].stem:
+            return self._score_rows([family.rows[0] for family in batch], [0] * len(batch), None)
+        return self._score_shared(batch)
+
+    def _score_shared(self, batch: Sequence[Family]) -> dict[int, Scored]:
         """Prefill the stems side by side, then score the rows behind them, rows of like length together."""
         stems = [family.rows[0].tokens[: family.stem] for family in batch]
         longest_branch = max(family.longest - family.stem for family in batch)
         cache = KVCache(self._model.config, capacity=max(map(len, stems)) + longest_branch)
         for _ in self._advance(stems, list(map(len, stems)), cache):
             pass  # no output token: a stem only writes the cache
+
+        def score(branches: Sequence[tuple[int, Row]]) -> dict[int, Scored]:
+            rows, read = [row for _, row in branches], [batch[index].stem for index, _ in branches]
+            if len(batch) == len(branches) == 1:  # one sequence: write behind its stem, then take that off again
+                found = self._score_rows(rows, read, cache)
+                cache.crop(read[0] - len(rows[0].tokens))
+                return found
+            owners = torch.tensor([index for index, _ in branches], device=self._model.device)
+            return self._score_rows(rows, read, fork(cache, owners))
+
+        results: dict[int, Scored] = {}
         behind = [(index, row) for index, family in enumerate(batch) for row in family.rows]
         behind.sort(key=lambda pair: batch[pair[0]].stem - len(pair[1].tokens))
-        while behind:
-            columns = len(behind[0][1].tokens) - batch[behind[0][0]].stem
-            count = 1
-            while count < len(behind):
-                shortest = len(behind[count][1].tokens) - batch[behind[count][0]].stem
-                if not self._limit.fits(count + 1, columns, len(stems[0]), shortest):
-                    break
-                count += 1
-            chosen, behind = behind[:count], behind[count:]
-            rows = [row for _, row in chosen]
-            read = [batch[index].stem for index, _ in chosen]
-            if len(batch) == count == 1:  # one sequence: write behind its stem, then take that off again
-                self._score_rows(rows, read, cache, tally)
-                cache.crop(-columns)
-            else:
-                twin = fork(cache, torch.tensor([index for index, _ in chosen], device=self._model.device))
-                self._score_rows(rows, read, twin, tally)
+        lengths = [len(row.tokens) - batch[index].stem for index, row in behind]
+        start = 0
+        while start < len(behind):
+            stop = start + 1
+            while stop < len(behind) and self._limit.fits(
+                stop - start + 1, lengths[start], len(stems[0]), lengths[stop]
+            ):
+                stop += 1
+            results |= self._in_halves(behind[start:stop], score)
+            start = stop
+        return results
 
-    def _score_rows(self, rows: Sequence[Row], read: Sequence[int], cache: KVCache | None, tally: Tally) -> None:
+    def _score_rows(self, rows: Sequence[Row], read: Sequence[int], cache: KVCache | None) -> dict[int, Scored]:
         """Score rows whose first read[b] tokens are in the cache."""
+        tally = Tally()
         pieces = [row.tokens[start:] for row, start in zip(rows, read, strict=True)]
         unscored = [row.context - start for row, start in zip(rows, read, strict=True)]
         if cache is None and max(map(len, pieces)) > self._chunk_size:
             cache = KVCache(self._model.config, capacity=max(map(len, pieces)))
         for start, used, logits in self._advance(pieces, unscored, cache):
             tally.add(rows, [max(0, start - each) for each in unscored], used, logits)
+        return tally.results()
 
     def _advance(
         self, pieces: Sequence[Sequence[int]], unscored: Sequence[int], cache: KVCache | None

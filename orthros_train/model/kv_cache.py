@@ -19,6 +19,12 @@ from .configuration_orthros import OrthrosConfig
 GRANULE = 64  # storage grows in multiples of this many positions
 
 
+def bytes_per_token(config: OrthrosConfig, dtype: torch.dtype) -> int:
+    """Size of one position's keys and values in all layers."""
+    _, kv_heads, head_dim = config.head_shape
+    return config.num_hidden_layers * 2 * kv_heads * head_dim * dtype.itemsize
+
+
 class KVCacheLayer(CacheLayerMixin):
     """One layer's storage: keys and values (B, G, capacity, d). Lengths are the cache's, one for all layers."""
 

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from evaluation import scoring
 from evaluation.scoring import BatchLimit, Scorer, fork
 from evaluation.scoring_plan import Request
 from orthros_train.errors import InputError
 from orthros_train.model import KVCache, OrthrosForCausalLM
+from orthros_train.model.kv_cache import bytes_per_token
 from tests.evaluation.tiny_models import tiny_orthros
 
 # batch size, whether to share, chunk size: a chunk cuts stems and rows, a batch mixes stems of several lengths
@@ -89,24 +91,53 @@ def test_sharing_reads_fewer_tokens_and_outputs_stand_at_continuations_alone(mon
     assert (sum(read), sum(predicted)) == (62 + 61, 3 + 2)
 
 
-def test_an_automatic_batch_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, asked = tiny_orthros(), requests()
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("most_rows", [1, 4])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no room"), RuntimeError("DefaultCPUAllocator: can't allocate memory")], ids=str
+)
+def test_an_automatic_batch_that_does_not_fit_is_halved(
+    monkeypatch: pytest.MonkeyPatch, share: bool, most_rows: int, error: Exception
+) -> None:
+    """Families side by side as well as the rows behind one stem."""
+    model, context = tiny_orthros(), list(range(100, 130))
+    asked = [*requests(), *((context, [k, k + 1]) for k in range(12))]
     expected = Scorer(model, 1).score(asked)
     widths = []
     forward = OrthrosForCausalLM.forward
 
     def small_memory(self: OrthrosForCausalLM, input_ids: torch.Tensor, **keywords: Any) -> Any:
-        if input_ids.shape[0] > 4:
-            raise torch.OutOfMemoryError("no room")
         widths.append(input_ids.shape[0])
+        if input_ids.shape[0] > most_rows:
+            raise error
         return forward(self, input_ids, **keywords)
 
     monkeypatch.setattr(OrthrosForCausalLM, "forward", small_memory)
-    found = Scorer(model, "auto", share=False).score(asked)
-    assert max(widths) > 1
+    found = Scorer(model, "auto", share).score(asked)
+    assert max(widths) > most_rows
     assert max(abs(a[0] - b[0]) for a, b in zip(found, expected, strict=True)) < 1e-9
     with pytest.raises(InputError, match="out of memory with 8 sequence"):
-        Scorer(model, 8, share=False).score(asked)
+        Scorer(model, 8, share).score(asked)
+    most_rows = 0
+    with pytest.raises(InputError, match="out of memory with 1 sequence"):
+        Scorer(model, "auto", share).score(asked)
+
+
+def test_the_caches_of_an_automatic_batch_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, context = tiny_orthros(), list(range(100, 160))
+    asked = [(context, [k, k + 1]) for k in range(12)]
+    a_row = (len(context) + 2) * bytes_per_token(model.config, model.dtype)
+    monkeypatch.setattr(scoring, "CPU_CACHED_BYTES", 3 * a_row)
+    widths = []
+    forward = OrthrosForCausalLM.forward
+
+    def watched(self: OrthrosForCausalLM, input_ids: torch.Tensor, **keywords: Any) -> Any:
+        widths.append(input_ids.shape[0])
+        return forward(self, input_ids, **keywords)
+
+    monkeypatch.setattr(OrthrosForCausalLM, "forward", watched)
+    Scorer(model, "auto").score(asked)
+    assert max(widths) == 3
 
 
 def test_progress_counts_requests_up_to_all() -> None:
@@ -120,7 +151,7 @@ def test_progress_counts_requests_up_to_all() -> None:
 @pytest.mark.parametrize("size", ["many", 0, -1])
 def test_a_batch_size_that_is_none_is_refused(size: Any) -> None:
     with pytest.raises(InputError, match="neither a number of at least 1 nor auto"):
-        BatchLimit.of(size, torch.device("cpu"))
+        BatchLimit.of(size, tiny_orthros())
 
 
 def test_a_fork_leaves_its_cache_alone() -> None:
