@@ -40,7 +40,7 @@ EXAMPLES = """\
       --lengths 4096,32768,131072 --profile"""
 NOTES = (
     "speed-up: over the transformer arm at the same length; FLOP limit: what exact FLOPs allow; share: how much of it",
-    "was reached. over shorter: time over that of the next shorter length.",
+    "was reached. over peer: time over LlamaForCausalLM's; over shorter: over that of the next shorter length.",
 )
 
 
@@ -111,8 +111,7 @@ def measure(options: argparse.Namespace, configs: Mapping[str, OrthrosConfig]) -
             here[arm] = timed(case, seconds[case], flops_of(arm, configs, length), arm=arm, length=length)
             here[arm]["growth"] = here[arm]["seconds"] / shorter[arm] if arm in shorter else None
             shorter[arm] = here[arm]["seconds"]
-        if "transformer" in here:
-            set_against(here.values(), here["transformer"])
+        set_against(here)
         records += here.values()
     kernels = (
         {arm: largest_kernels(call, options.device) for arm, call in calls(lengths[-1]).items()}

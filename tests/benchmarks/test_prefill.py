@@ -37,6 +37,7 @@ def test_every_arm_at_every_length(tmp_path: Path, capsys: pytest.CaptureFixture
             assert len(record["all_seconds"]) == 2
             assert record["speedup"] == pytest.approx(base["seconds"] / record["seconds"])
             assert record["flop_ratio"] == pytest.approx(base["flops"] / record["flops"])
+            assert record["over_peer"] == pytest.approx(record["seconds"] / llama["seconds"])
             assert record["share"] == pytest.approx(record["speedup"] / record["flop_ratio"])
     assert records["orthros 16"]["growth"] is None
     ratio = records["orthros 40"]["seconds"] / records["orthros 16"]["seconds"]
