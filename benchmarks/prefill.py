@@ -25,7 +25,7 @@ from evaluation.benchmarking.models import (
     enough_memory,
     shape_settings,
 )
-from evaluation.benchmarking.result import Record, Result, counted_calls, set_against, timed
+from evaluation.benchmarking.result import Record, Result, counted_calls, quotients, set_against, timed
 from evaluation.command_line import whole_numbers
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.errors import InputError
@@ -103,15 +103,17 @@ def measure(options: argparse.Namespace, configs: Mapping[str, OrthrosConfig]) -
     with counted_calls("prefill", len(named) * (options.repeats + 1)) as on_call:
         seconds = interleaved(named, options.repeats, on_call)
     records: list[Record] = []
-    shorter: dict[str, float] = {}
+    shorter: dict[str, Record] = {}
     for length in lengths:
         here = {}
         for arm in options.arms:
             case = f"{arm} {length}"
             here[arm] = timed(case, seconds[case], flops_of(arm, configs, length), arm=arm, length=length)
-            here[arm]["growth"] = here[arm]["seconds"] / shorter[arm] if arm in shorter else None
-            shorter[arm] = here[arm]["seconds"]
+            if arm in shorter:
+                here[arm]["growth"] = here[arm]["seconds"] / shorter[arm]["seconds"]
+                here[arm]["all_growth"] = quotients(here[arm], shorter[arm])
         set_against(here)
+        shorter = here
         records += here.values()
     kernels = (
         {arm: largest_kernels(call, options.device) for arm, call in calls(lengths[-1]).items()}

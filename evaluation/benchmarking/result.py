@@ -109,16 +109,17 @@ def set_against(records: Mapping[str, Record]) -> None:
     for record in records.values():
         if base is not None:
             record["speedup"] = base["seconds"] / record["seconds"]
-            record["all_speedup"] = _quotients(base, record)
+            record["all_speedup"] = quotients(base, record)
             record["flop_ratio"] = base["flops"] / record["flops"]
             record["share"] = record["speedup"] / record["flop_ratio"]
             record["all_share"] = [speedup / record["flop_ratio"] for speedup in record["all_speedup"]]
         if peer is not None:
             record["over_peer"] = record["seconds"] / peer["seconds"]
-            record["all_over_peer"] = _quotients(record, peer)
+            record["all_over_peer"] = quotients(record, peer)
 
 
-def _quotients(over: Record, under: Record) -> list[float]:
+def quotients(over: Record, under: Record) -> list[float]:
+    """Time over time, round by round."""
     return [a / b for a, b in zip(over["all_seconds"], under["all_seconds"], strict=True)]
 
 
