@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from orthros_train.model import KVCache
 from orthros_train.model.kv_cache import GRANULE, ROOM_TO_DECODE
-from orthros_train.model.modeling_orthros import _chunk_tokens
 from tests.model.tiny import assert_close, tiny_config, tiny_model, token_ids
 
 ARMS = [
@@ -290,16 +289,27 @@ def test_prefill_runs_in_chunks_of_its_own_on_a_cpu(monkeypatch):
 
 
 @torch.no_grad()
-def test_prefill_runs_in_larger_chunks_on_other_devices(monkeypatch):
-    """Bounded there, too; the device is a CPU that goes by another name."""
+@pytest.mark.parametrize(
+    ("arm", "expected"),
+    [
+        ({}, [4, 4, 2]),
+        ({"architecture": "transformer", "base_window": 5}, [4, 4, 2]),
+        ({"architecture": "transformer", "base_window": None}, [10]),
+    ],
+)
+def test_prefill_runs_in_larger_chunks_on_other_devices(arm, expected, monkeypatch):
+    """Bounded there, too, unless a chunk behind a cache would leave the causal kernel; a size that is named counts."""
     monkeypatch.setattr("orthros_train.model.modeling_orthros.DEVICE_CHUNK_TOKENS", 8)
-    assert _chunk_tokens(torch.device("cuda")) == 8
-    monkeypatch.setattr("orthros_train.model.modeling_orthros._chunk_tokens", lambda device: 8)
-    model, columns = tiny_model(), []
+    model, columns = tiny_model(**arm), []
+    choose = model._chunk_columns
+    monkeypatch.setattr(model, "_chunk_columns", lambda B, T, device: choose(B, T, torch.device("cuda")))
     model.model.register_forward_pre_hook(lambda module, arguments: columns.append(arguments[0].shape[1]))
     model.prefill(token_ids(2, 10))
+    assert columns == expected
+    columns.clear()
     model.prefill(token_ids(2, 10), chunk_size=10)
-    assert columns == [4, 4, 2, 10]
+    model.prefill(token_ids(2, 10), chunk_size=5)
+    assert columns == [10, 5, 5]
 
 
 @torch.no_grad()
