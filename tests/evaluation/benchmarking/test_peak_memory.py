@@ -6,6 +6,7 @@ import gc
 import platform
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -70,24 +71,28 @@ def test_a_child_finds_the_memory_that_is_free(monkeypatch: pytest.MonkeyPatch) 
 
 def test_no_child_starts_beside_a_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The benchmarks' own models are gone when the processes that measure peaks start."""
-    alive: list[list[Any]] = []
+    models: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
+    alive: list[int] = []
+    build = PreTrainedModel.__init__
+
+    def counted(model: PreTrainedModel, *arguments: Any, **options: Any) -> None:
+        build(model, *arguments, **options)
+        models.add(model)
 
     def child(command: list[str], what: str) -> Any:
         gc.collect()
-        alive.append([each for each in gc.get_objects() if issubclass(type(each), PreTrainedModel)])
+        alive.append(len(models))
         return {"peak_memory_gib": 1.0} if "--prompt-lengths" in command else 1.0
 
+    save_orthros(tmp_path / "model")
+    monkeypatch.setattr(PreTrainedModel, "__init__", counted)
     monkeypatch.setattr("evaluation.benchmarking.peak_memory.in_own_process", child)
     monkeypatch.setattr("evaluation.ttft.in_own_process", child)
     output = ["--output", str(tmp_path / "x.json")]
-    gc.collect()
-    before = [each for each in gc.get_objects() if issubclass(type(each), PreTrainedModel)]
-    training_step.main([*output, *QUICK, "--length", "8", "--repeats", "1", "--peak-memory"])
+    training_step.main([*output, *QUICK, "--length", "8", "--repeats", "1", "--uses", "sft", "--peak-memory"])
     prefill.main([*output, *QUICK, "--lengths", "8", "--repeats", "1", "--peak-memory"])
-    save_orthros(tmp_path / "model")
     ttft.main([*output, "--model", str(tmp_path / "model"), "--prompt-lengths", "8", "--repeats", "1"])
-    assert len(alive) == 6 + 3 + 2
-    assert all(len(models) <= len(before) for models in alive)
+    assert alive == [0] * (3 + 3 + 2)
 
 
 def test_a_failing_child() -> None:
