@@ -17,7 +17,7 @@ DEMO ?=
 PYTEST ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-convert test lint evidence bench bench-gpu cluster-packages clean
+.PHONY: help demo demo-convert test lint evidence evidence-performance bench bench-gpu cluster-packages clean
 .DELETE_ON_ERROR:
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo 'make bench     the benchmarks, a quarter of an hour; results under outputs/benchmarks'
 	@echo 'make bench-gpu the benchmarks of the 1.3B and 8B shapes, on a GPU'
 	@echo 'make evidence  long tests and benchmarks; results with command and commit under docs/evidence'
+	@echo 'make evidence-performance  the benchmarks that docs/performance.md watches, on a quiet machine; kept there, too'
 	@echo 'make cluster-packages  as root on Debian: SLURM for the tests that start a cluster on this machine'
 	@echo 'make clean     remove caches and outputs/demo (other outputs are left alone)'
 
@@ -64,6 +65,8 @@ ON_GPU = --dtype bf16 --device cuda --attention-kernel $(KERNEL)
 bench-gpu: $(RUNTIME)
 	$(RUN) benchmarks/training_step.py --output $(BENCH)/gpu_training_step.json $(ON_GPU) \
 	  --config configs/orthros_1.3b.yaml --uses pt --length 4096 --rows 2 --optimizer --profile
+	$(RUN) benchmarks/training_step.py --output $(BENCH)/gpu_compiled_step.json $(ON_GPU) --compile \
+	  --config configs/orthros_1.3b.yaml --uses pt --length 4096 --rows 2 --optimizer --profile
 	$(RUN) benchmarks/training_step.py --output $(BENCH)/gpu_packed_step.json $(ON_GPU) \
 	  --config configs/orthros_1.3b.yaml --uses pt --length 4096 --rows 2 --conversations 8 --optimizer --profile
 	$(RUN) benchmarks/decode.py --output $(BENCH)/gpu_decode.json $(ON_GPU) \
@@ -80,6 +83,23 @@ evidence: $(EVIDENCE:%=evidence-%) evidence-base-stream-memory
 evidence-base-stream-memory: $(DEVELOPMENT)
 	$(RUN) benchmarks/record_evidence.py base_stream_memory -- \
 	  $(RUN) benchmarks/base_stream_memory.py --output docs/evidence/base_stream_memory.json
+
+# The figures that docs/performance.md watches, for a machine that does nothing else: most of an hour on 2 cores
+PERFORMANCE := prefill long_prefill training_step training_memory logits_memory decode scoring_speed data_loading startup
+performance_prefill = prefill.py --lengths 1024,4096,16384,32768 --repeats 5
+performance_long_prefill = prefill.py --arms orthros --lengths 32768,65536,131072 --peak-memory
+performance_training_step = training_step.py --uses pt,sft
+performance_training_memory = training_step.py --length 4096 --repeats 1 --peak-memory
+performance_logits_memory = training_step.py --length 4096 --repeats 1 --peak-memory --all-logits
+performance_decode = decode.py --contexts 2048,32768 --batches 1
+performance_scoring_speed = scoring_speed.py
+performance_data_loading = data_loading.py
+performance_startup = startup.py
+evidence-performance: $(PERFORMANCE:%=evidence-performance-%)
+
+evidence-performance-%: $(DEVELOPMENT)
+	$(RUN) benchmarks/record_evidence.py performance_$* -- \
+	  $(RUN) benchmarks/$(performance_$*) --output docs/evidence/performance_$*.json
 
 evidence-%: $(DEVELOPMENT)
 	$(RUN) benchmarks/record_evidence.py tests_$* -- \

@@ -1,13 +1,21 @@
 """Has anything become slower? Two results of the same benchmark, or two folders of them, side by side.
 
-A figure is outside the spread if the ranges of its single measurements do not overlap; one measured once has no range.
-It is a regression if it is outside the spread and worse by more than --tolerance: longer, or larger. Exits 1 if there
-is one. Results of different benchmarks, settings or machines are refused, unless --force says to compare them all the
-same; versions and commits may differ, and are named.
+* Ratios are judged first: speed-up over the transformer arm, share of the FLOP limit, time over that of a peer, growth
+  with the length, peak memory over the KV cache. Both sides of each were measured in turn in one process, so that they
+  hold on a machine that is slower today.
+* A time is judged where the case has no peer to be set against, and the machine is the same; elsewhere it is shown.
+  Peak memory always is. What a peer itself takes is shown.
+* A figure is a regression if it is worse by more than --tolerance and beyond its spread: each median lies outside the
+  other's middle half (from the first to the third quartile of its single measurements).
+* What only OLD has, a case, a figure or a file, is missing, which counts as a regression does.
+
+Exits 1 on either. Results of different benchmarks, settings or machines are refused, unless --force says to compare
+them all the same; versions and commits may differ, and are named.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,19 +29,26 @@ from orthros_train.errors import InputError
 EXAMPLES = """\
   python benchmarks/compare.py old/prefill.json outputs/benchmarks/prefill.json
   python benchmarks/compare.py old outputs/benchmarks --tolerance 0.05"""
-COMPARED = ("seconds", "processor_seconds", "peak_growth_mib")  # the less the better
+TIMES = ("seconds", "processor_seconds")
+# The figures that are compared, and whether more is better.
+MORE_IS_BETTER = {
+    **dict.fromkeys(("speedup", "processor_speedup", "share"), True),
+    **dict.fromkeys(("over_peer", "growth", *TIMES, "peak_growth_mib", "peak_over_cache"), False),
+}
+PEERS = ("llama", "hf")  # arms that are not ours
 OWN_OF_A_RUN = ("versions", "commit")  # of the machine's entries
 
 
 @dataclass(frozen=True)
 class Change:
-    """A figure of a case, before and after."""
+    """A figure of a case, before and after, and whether it is judged."""
 
     case: str
     figure: str
     old: float
     new: float
-    outside_spread: bool
+    beyond_spread: bool
+    judged: bool
 
     @property
     def ratio(self) -> float:
@@ -42,7 +57,8 @@ class Change:
 
     def is_regression(self, tolerance: float) -> bool:
         """Whether it is worse by more than the tolerance and than the spread explains."""
-        return self.outside_spread and self.ratio > 1 + tolerance
+        better, worse = (self.new, self.old) if MORE_IS_BETTER[self.figure] else (self.old, self.new)
+        return self.judged and self.beyond_spread and worse > better * (1 + tolerance)
 
 
 def build_parser() -> CommandParser:
@@ -58,7 +74,7 @@ def build_parser() -> CommandParser:
 
 
 def pairs(old: Path, new: Path) -> tuple[list[tuple[Path, Path]], list[str]]:
-    """The files to compare, and a note on each that has no partner.
+    """The files to compare, and the names of those that only `old` has.
 
     Raises:
         InputError: a file beside a folder, or folders without a name in common.
@@ -70,9 +86,7 @@ def pairs(old: Path, new: Path) -> tuple[list[tuple[Path, Path]], list[str]]:
     names = [{path.name for path in folder.glob("*.json")} for folder in (old, new)]
     if not names[0] & names[1]:
         raise InputError(f"{old} and {new} have no result of the same name")
-    notes = [f"only in {folder}: {name}" for folder, here in zip((old, new), names, strict=True)
-             for name in sorted(here - (names[0] & names[1]))]  # fmt: skip
-    return [(old / name, new / name) for name in sorted(names[0] & names[1])], notes
+    return [(old / name, new / name) for name in sorted(names[0] & names[1])], sorted(names[0] - names[1])
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
@@ -87,25 +101,43 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]
                 yield f"{part}.{name} {before!r} and {after!r}"
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """Every compared figure of every case that both results have."""
-    before = {record["case"]: record for record in old["records"]}
-    found = []
-    for record in new["records"]:
-        earlier = before.get(record["case"], {})
-        for figure in COMPARED:
-            if record.get(figure) is not None and earlier.get(figure) is not None:
-                ranges = [each.get(f"all_{figure}") or [each[figure]] for each in (earlier, record)]
-                outside = max(ranges[0]) < min(ranges[1]) or max(ranges[1]) < min(ranges[0])
-                found.append(Change(record["case"], figure, earlier[figure], record[figure], outside))
-    return found
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[Change], list[str]]:
+    """Every compared figure of both results, and what is missing from `new`."""
+    same_machine = not any(difference.startswith("machine.") for difference in differences(old, new))
+    after = {record["case"]: record for record in new["records"]}
+    found, missing = [], []
+    for before in old["records"]:
+        case = before["case"]
+        if case not in after:
+            missing.append(case)
+            continue
+        times_count = same_machine and "over_peer" not in before
+        for figure in (figure for figure in MORE_IS_BETTER if before.get(figure) is not None):
+            if after[case].get(figure) is None:
+                missing.append(f"{case}, {COLUMNS[figure][0]}")
+                continue
+            judged = before.get("arm") not in PEERS and (figure not in TIMES or times_count)
+            beyond = _beyond_spread(figure, before, after[case])
+            found.append(Change(case, figure, before[figure], after[case][figure], beyond, judged))
+    return found, missing
+
+
+def _beyond_spread(figure: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether each median lies outside the middle half of the other's single measurements."""
+    old, new = (record.get(f"all_{figure}") or [record[figure]] for record in (before, after))
+    return _is_outside(statistics.median(new), old) and _is_outside(statistics.median(old), new)
+
+
+def _is_outside(value: float, values: Sequence[float]) -> bool:
+    """Whether it lies outside their first and third quartiles; those of a single measurement are itself."""
+    quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values
+    return not quartiles[0] <= value <= quartiles[-1]
 
 
 def notes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs without making the results incomparable: cases, versions, commits."""
+    """What differs without making the results incomparable: added cases, versions, commits."""
     cases = [{record["case"] for record in result["records"]} for result in (old, new)]
-    notes = [f"only in the old result: {case}" for case in sorted(cases[0] - cases[1])]
-    notes += [f"only in the new result: {case}" for case in sorted(cases[1] - cases[0])]
+    notes = [f"only in the new result: {case}" for case in sorted(cases[1] - cases[0])]
     for name in OWN_OF_A_RUN:
         before, after = old["machine"].get(name), new["machine"].get(name)
         if before != after:
@@ -114,7 +146,7 @@ def notes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def compare(old: Path, new: Path, tolerance: float, force: bool) -> int:
-    """Print the table of two results; the number of regressions.
+    """Print the table of two results; the number of regressions and of what is missing.
 
     Raises:
         InputError: they are of different things, and `force` is not set; or they have nothing in common.
@@ -123,7 +155,7 @@ def compare(old: Path, new: Path, tolerance: float, force: bool) -> int:
     different = list(differences(before, after))
     if different and not force:
         raise InputError(f"{old} and {new} differ in {'; '.join(different)}; pass --force to compare them all the same")
-    found = changes(before, after)
+    found, missing = changes(before, after)
     if not found:
         raise InputError(f"{old} and {new} have no figure of the same case in common")
     rows = [
@@ -133,15 +165,16 @@ def compare(old: Path, new: Path, tolerance: float, force: bool) -> int:
             f"{change.old:.4g}",
             f"{change.new:.4g}",
             f"{change.ratio:.3f}",
-            "outside" if change.outside_spread else "within",
-            "REGRESSION" if change.is_regression(tolerance) else "",
+            "beyond" if change.beyond_spread else "within",
+            "REGRESSION" if change.is_regression(tolerance) else "" if change.judged else "shown",
         ]
         for change in found
     ]
     head = ["", "figure", "old", "new", "new / old", "spread", ""]
-    notes = [*(f"differs: {difference}" for difference in different), *notes_of(before, after)]
+    notes = [f"MISSING from {new}: {what}" for what in missing]
+    notes += [*(f"differs: {difference}" for difference in different), *notes_of(before, after)]
     print_table(after["benchmark"], head, rows, notes)
-    return sum(change.is_regression(tolerance) for change in found)
+    return sum(change.is_regression(tolerance) for change in found) + len(missing)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -149,13 +182,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(sys.argv[1:] if arguments is None else list(arguments))
     if options.tolerance < 0:
         raise InputError(f"--tolerance is {options.tolerance}: it must not be negative")
-    files, notes = pairs(options.old, options.new)
-    regressions = sum(compare(old, new, options.tolerance, options.force) for old, new in files)
-    for note in notes:
-        print(note)
-    if regressions:
-        print(f"{regressions} worse by more than {options.tolerance:.0%}")
-    return 1 if regressions else 0
+    files, missing = pairs(options.old, options.new)
+    faults = sum(compare(old, new, options.tolerance, options.force) for old, new in files) + len(missing)
+    for name in missing:
+        print(f"MISSING from {options.new}: {name}")
+    if faults:
+        print(f"{faults} missing, or worse by more than {options.tolerance:.0%}")
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

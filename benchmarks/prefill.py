@@ -25,7 +25,7 @@ from evaluation.benchmarking.models import (
     enough_memory,
     shape_settings,
 )
-from evaluation.benchmarking.result import Record, Result, counted_calls, set_against, timed
+from evaluation.benchmarking.result import Record, Result, counted_calls, quotients, set_against, timed
 from evaluation.command_line import whole_numbers
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.errors import InputError
@@ -40,7 +40,7 @@ EXAMPLES = """\
       --lengths 4096,32768,131072 --profile"""
 NOTES = (
     "speed-up: over the transformer arm at the same length; FLOP limit: what exact FLOPs allow; share: how much of it",
-    "was reached. over shorter: time over that of the next shorter length.",
+    "was reached. over peer: time over LlamaForCausalLM's; over shorter: over that of the next shorter length.",
 )
 
 
@@ -103,16 +103,17 @@ def measure(options: argparse.Namespace, configs: Mapping[str, OrthrosConfig]) -
     with counted_calls("prefill", len(named) * (options.repeats + 1)) as on_call:
         seconds = interleaved(named, options.repeats, on_call)
     records: list[Record] = []
-    shorter: dict[str, float] = {}
+    shorter: dict[str, Record] = {}
     for length in lengths:
         here = {}
         for arm in options.arms:
             case = f"{arm} {length}"
             here[arm] = timed(case, seconds[case], flops_of(arm, configs, length), arm=arm, length=length)
-            here[arm]["growth"] = here[arm]["seconds"] / shorter[arm] if arm in shorter else None
-            shorter[arm] = here[arm]["seconds"]
-        if "transformer" in here:
-            set_against(here.values(), here["transformer"])
+            if arm in shorter:
+                here[arm]["growth"] = here[arm]["seconds"] / shorter[arm]["seconds"]
+                here[arm]["all_growth"] = quotients(here[arm], shorter[arm])
+        set_against(here)
+        shorter = here
         records += here.values()
     kernels = (
         {arm: largest_kernels(call, options.device) for arm, call in calls(lengths[-1]).items()}

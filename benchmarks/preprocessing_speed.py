@@ -179,7 +179,7 @@ def measure(ways: Sequence[Way], start: Sequence[Path], text: Sequence[Path], re
         }
         records.append(record)
     for record in records:
-        record["over_peer"] = record["tokens_per_processor_second"] / records[0]["tokens_per_processor_second"]
+        record["processor_speedup"] = record["tokens_per_processor_second"] / records[0]["tokens_per_processor_second"]
     return records
 
 

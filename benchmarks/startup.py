@@ -81,6 +81,7 @@ def measure(options: argparse.Namespace) -> list[Record]:
         records[name] = timed(name, seconds, processor_seconds=statistics.median(own), all_processor_seconds=own)
         if name in IMPORTS and PEER in records:
             records[name]["over_peer"] = records[name]["seconds"] / records[PEER]["seconds"]
+            records[name]["all_over_peer"] = [a / b for a, b in zip(seconds, found[PEER], strict=True)]
     return list(records.values())
 
 

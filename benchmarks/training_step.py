@@ -40,10 +40,12 @@ EXAMPLES = """\
   python benchmarks/training_step.py --output memory.json --length 4096 --repeats 1 --peak-memory [--all-logits]
   python benchmarks/training_step.py --output packed.json --conversations 4 --answer-share 0.5
   python benchmarks/training_step.py --output gpu.json --config configs/orthros_1.3b.yaml --dtype bf16 --device cuda \\
-      --length 4096 --rows 4 --optimizer --profile"""
+      --length 4096 --rows 4 --optimizer --profile
+  python benchmarks/training_step.py --output compiled.json --compile --uses pt"""
 NOTES = (
     "speed-up: over the transformer arm in the same use; FLOP limit: what exact FLOPs allow; share: how much of it was",
-    "reached. FLOPs are forward and backward, without recomputation; the optimizer's count 0.",
+    "reached; over peer: time over LlamaForCausalLM's. FLOPs are those of forward and backward that the task needs,",
+    "for LlamaForCausalLM with logits at every position; recomputation, masked scores and the optimizer count 0.",
 )
 USES = ("pt", "sft")
 IGNORED = -100
@@ -62,6 +64,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--all-logits", action="store_true", help="our arms hold them, too; default: loss in chunks")
     parser.add_argument("--optimizer", action="store_true", help="an AdamW step after the backward pass")
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing, layer by layer")
+    parser.add_argument("--compile", action="store_true", help="our arms' layers, as train.compile does")
     parser.add_argument("--peak-tflops", type=float, metavar="N", help="of the device; default: its data sheet's")
     parser.add_argument("--repeats", type=positive_int, default=5, help="timed rounds; default: 5")
     parser.add_argument("--peak-memory", action="store_true", help="measure it, too, each case in its own process")
@@ -79,13 +82,8 @@ def use_names(text: str) -> list[str]:
 
 
 def case_names(options: argparse.Namespace) -> list[str]:
-    """What is measured, such as `orthros sft`. LlamaForCausalLM has neither output positions nor packed rows."""
-    return [
-        f"{arm} {use}"
-        for use in options.uses
-        for arm in options.arms
-        if arm != "llama" or (use == "pt" and options.conversations == 1)
-    ]
+    """What is measured, such as `orthros sft`."""
+    return [f"{arm} {use}" for use in options.uses for arm in options.arms]
 
 
 def arm_of(case: str) -> str:
@@ -93,20 +91,16 @@ def arm_of(case: str) -> str:
     return case.partition(" ")[0]
 
 
-def batch_for(case: str, options: argparse.Namespace, vocabulary: int) -> Batch:
-    """The rows of a case: conversations of equal length, the answer at each one's end."""
+def batch_for(use: str, options: argparse.Namespace, vocabulary: int) -> Batch:
+    """The rows of a use, as our arms take them: conversations of equal length, the answer at each one's end."""
     import torch  # noqa: PLC0415
 
     torch.manual_seed(0)
     size = (options.rows, options.length)
-    ids = torch.randint(vocabulary, size)
-    arm, use = case.split()
-    if arm == "llama":
-        return {"input_ids": ids, "labels": ids}
+    batch = {"input_ids": torch.randint(vocabulary, size), "shift_labels": torch.randint(vocabulary, size)}
     columns = torch.arange(options.length)
     share = options.length // options.conversations
     document = (columns // share).clamp(max=options.conversations - 1)
-    batch = {"input_ids": ids, "shift_labels": torch.randint(vocabulary, size)}
     if options.conversations > 1:
         batch["document_ids"] = document.expand(size)
     if use == "sft":
@@ -120,13 +114,30 @@ def batch_for(case: str, options: argparse.Namespace, vocabulary: int) -> Batch:
     return batch
 
 
+def for_llama(batch: Batch) -> Batch:
+    """The same rows and loss for LlamaForCausalLM: labels at every position, and documents by their positions."""
+    import torch  # noqa: PLC0415
+
+    ids, labels = batch["input_ids"], batch["shift_labels"]
+    if "output_positions" in batch:
+        labels = torch.full_like(ids, IGNORED).scatter(1, batch["output_positions"], labels)
+    theirs = {"input_ids": ids, "labels": labels, "shift_labels": labels}  # without `labels` it has no loss
+    if "document_ids" in batch:
+        documents = batch["document_ids"].contiguous()  # ascending: each starts where it is first found
+        starts = torch.searchsorted(documents, documents)
+        theirs["position_ids"] = torch.arange(ids.shape[1]) - starts  # from 0 on, transformers masks what lies before
+    return theirs
+
+
 def flops_of(case: str, configs: Mapping[str, OrthrosConfig], batch: Batch) -> int:
-    """Exact FLOPs of forward and backward; with logits at every position a Llama's are the transformer arm's."""
+    """Exact FLOPs of forward and backward; a Llama's are the transformer arm's with logits at every position."""
     from orthros_train.model.flops import training_flops  # noqa: PLC0415
     from orthros_train.training.batches import output_columns, segment_lengths  # noqa: PLC0415
 
-    config = configs[arm_of(case).replace("llama", "transformer")]
-    return training_flops(config, segment_lengths(batch), output_columns([batch])).total
+    arm = arm_of(case)
+    if arm == "llama":
+        return training_flops(configs["transformer"], segment_lengths(batch)).total
+    return training_flops(configs[arm], segment_lengths(batch), output_columns([batch])).total
 
 
 def step_call(model: PreTrainedModel, batch: Batch, options: argparse.Namespace) -> Callable[[], None]:
@@ -135,6 +146,7 @@ def step_call(model: PreTrainedModel, batch: Batch, options: argparse.Namespace)
 
     from evaluation.arm_times import finish  # noqa: PLC0415
     from orthros_train.config import OptimizerSection  # noqa: PLC0415
+    from orthros_train.model import OrthrosForCausalLM  # noqa: PLC0415
     from orthros_train.training.optimizer import build_optimizer  # noqa: PLC0415
 
     model.train()
@@ -143,8 +155,9 @@ def step_call(model: PreTrainedModel, batch: Batch, options: argparse.Namespace)
     optimizer = (
         build_optimizer(model.named_parameters(), OptimizerSection(), model.device) if options.optimizer else None
     )
-    inputs: dict[str, Any] = {name: value.to(model.device) for name, value in batch.items()}
-    if "shift_labels" in batch:  # one of our arms
+    ours = isinstance(model, OrthrosForCausalLM)
+    inputs: dict[str, Any] = {k: v.to(model.device) for k, v in (batch if ours else for_llama(batch)).items()}
+    if ours:
         inputs["return_logits"] = options.all_logits
 
     def call() -> None:
@@ -163,9 +176,15 @@ def step_calls(
     cases: Sequence[str], configs: Mapping[str, OrthrosConfig], options: argparse.Namespace
 ) -> tuple[dict[str, Callable[[], None]], dict[str, int]]:
     """A call and the FLOPs of each case; the cases of one arm share its model."""
+    from orthros_train.model import OrthrosForCausalLM  # noqa: PLC0415
+    from orthros_train.training.compilation import compile_layers  # noqa: PLC0415
+
     arms = [arm for arm in options.arms if any(arm_of(case) == arm for case in cases)]
     models = build_arms(configs, arms, options.dtype, options.device)
-    batches = {case: batch_for(case, options, configs["orthros"].vocab_size) for case in cases}
+    for model in models.values():
+        if options.compile and isinstance(model, OrthrosForCausalLM):
+            compile_layers(model, model.device)
+    batches = {case: batch_for(case.split()[1], options, configs["orthros"].vocab_size) for case in cases}
     calls = {case: step_call(models[arm_of(case)], batch, options) for case, batch in batches.items()}
     return calls, {case: flops_of(case, configs, batch) for case, batch in batches.items()}
 
@@ -179,14 +198,13 @@ def measure(options: argparse.Namespace, configs: Mapping[str, OrthrosConfig]) -
     calls, flops = step_calls(cases, configs, options)
     with counted_calls("training step", len(cases) * (options.repeats + 1)) as on_call:
         seconds = interleaved(calls, options.repeats, on_call)
-    records = {case: timed(case, seconds[case], flops[case]) for case in cases}
+    records = {case: timed(case, seconds[case], flops[case], arm=arm_of(case)) for case in cases}
     peak = _peak_flops(options)
-    for case, record in records.items():
+    for record in records.values():
         record["tokens_per_second"] = options.rows * options.length / record["seconds"]
         record["mfu_exact"] = None if peak is None else record["flops_per_second"] / peak
-        base = records.get(f"transformer {case.split()[1]}")
-        if base is not None:
-            set_against([record], base)
+    for use in options.uses:
+        set_against({arm: records[f"{arm} {use}"] for arm in options.arms})
     kernels = {case: largest_kernels(call, options.device) for case, call in calls.items()} if options.profile else {}
     return list(records.values()), kernels
 
@@ -214,8 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise InputError(f"--answer-share is {options.answer_share}: give a share above 0 and at most 1")
     if options.conversations > options.length:
         raise InputError("--conversations must be at most --length")
-    if not case_names(options):
-        raise InputError("LlamaForCausalLM alone is measured in pretraining of rows of one conversation; add an arm")
+    if options.compile and options.recompute:
+        raise InputError("--compile and --recompute exclude each other, as train.activation_checkpointing does")
     configs = arm_configs(options, options.length, gradients=True)
     if options.peak_of is not None:
         if options.peak_of not in case_names(options):

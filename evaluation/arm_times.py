@@ -45,7 +45,7 @@ def measure_decode(
     records = []
     for context in contexts:
         ids = random_ids(next(iter(models.values())), context, seed)
-        calls = {name: _decode_call(model, ids) for name, model in models.items()}
+        calls = {name: _decode_call(model, ids, steps + 1) for name, model in models.items()}
         for name, seconds in interleaved(calls, steps).items():
             flops = decode_flops(models[name].config, context).total
             records.append({"arm": name, "context": context, **times(seconds), "flops": flops})
@@ -89,11 +89,8 @@ def _prefill_call(model: OrthrosForCausalLM, ids: torch.Tensor) -> Callable[[], 
     return lambda: finish(model.prefill(ids)[0])
 
 
-def _decode_call(model: OrthrosForCausalLM, ids: torch.Tensor) -> Callable[[], None]:
-    import torch  # noqa: PLC0415
-
-    with torch.no_grad():
-        cache = model.prefill(ids)[1]
+def _decode_call(model: OrthrosForCausalLM, ids: torch.Tensor, steps: int) -> Callable[[], None]:
+    cache = model.prefill(ids, capacity=ids.shape[1] + steps)[1]
     return lambda: finish(model.decode(ids[:, -1], cache))
 
 

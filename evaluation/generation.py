@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from transformers import StoppingCriteria
 
 from evaluation.scoring import CHUNK_SIZE
@@ -65,7 +64,7 @@ def continue_prompts(
     ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=model.device)
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=model.device)
     cache = KVCache(model.config, capacity=width + max_new_tokens)
-    _prefill_all_but_last(model, ids, mask, cache, chunk_size)
+    _write_all_but_last(model, prompts, pad, cache, chunk_size)
     sequences: Any = model.generate(
         input_ids=ids,
         attention_mask=mask,
@@ -78,11 +77,13 @@ def continue_prompts(
     return tokenizer.batch_decode(sequences[:, width:], skip_special_tokens=True)
 
 
-def _prefill_all_but_last(
-    model: OrthrosForCausalLM, ids: Tensor, mask: Tensor, cache: KVCache, chunk_size: int
+def _write_all_but_last(
+    model: OrthrosForCausalLM, prompts: Sequence[Sequence[int]], pad: int, cache: KVCache, chunk_size: int
 ) -> None:
-    """Write the cache of left-padded rows (B, T) in chunks, but for the last column, which `generate` reads itself."""
-    no_output = ids.new_zeros(ids.shape[0], 0)
-    for start in range(0, ids.shape[1] - 1, chunk_size):
-        stop = min(start + chunk_size, ids.shape[1] - 1)
-        model(ids[:, start:stop], output_positions=no_output, attention_mask=mask[:, :stop], cache=cache)
+    """Write the cache of the prompts in chunks, but for the last token of each, which `generate` reads itself."""
+    lengths = [len(prompt) for prompt in prompts]
+    width = max(lengths)
+    ids = torch.tensor([[*prompt, *[pad] * (width - len(prompt))] for prompt in prompts], device=model.device)
+    ragged = None if min(lengths) == width else torch.tensor(lengths, device=model.device)
+    model.prefill(ids, ragged, chunk_size, cache=cache)
+    cache.crop(-1)

@@ -118,8 +118,6 @@ def measure(options: argparse.Namespace, command: Sequence[str]) -> dict[str, An
             for each in measure_decode(models, [length], options.decode_steps):
                 records[each["arm"], length] |= {"decode_tokens_per_second": 1 / each["seconds"]}
     del models
-    if options.device.startswith("cuda"):
-        torch.cuda.empty_cache()
     for (arm, length), record in records.items():
         record["peak_memory_gib"] = _peak_in_child(command, arm, length)
     return {

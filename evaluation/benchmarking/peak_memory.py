@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import subprocess
@@ -47,9 +48,15 @@ def memory_growth_mib(work: Callable[[], object], device: str = "cpu") -> float:
 def in_own_process(command: Sequence[str], what: str) -> Any:
     """Run Python with the arguments `command`; what it printed as JSON in its last line.
 
+    What this process has freed of a GPU's memory goes back first: torch would keep it, and the other process lack it.
+
     Raises:
         InputError: it failed; its last words, and `what` it was to measure.
     """
+    import torch  # noqa: PLC0415
+
+    gc.collect()  # models in reference cycles
+    torch.cuda.empty_cache()  # nothing where CUDA was not used
     outcome = subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, check=False, env=os.environ.copy()
     )

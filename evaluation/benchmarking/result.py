@@ -98,12 +98,29 @@ def timed(case: str, seconds: Sequence[float], flops: int | None = None, **more:
     return record
 
 
-def set_against(records: Iterable[Record], base: Record) -> None:
-    """Give records their speed-up over `base`, the one that exact FLOPs allow, and the share of it that was reached."""
-    for record in records:
-        record["speedup"] = base["seconds"] / record["seconds"]
-        record["flop_ratio"] = base["flops"] / record["flops"]
-        record["share"] = record["speedup"] / record["flop_ratio"]
+def set_against(records: Mapping[str, Record]) -> None:
+    """Set the records of one shape, by arm, against two of them where they are there.
+
+    The transformer arm: the speed-up over it, the one that exact FLOPs allow, and the share of it that was reached.
+    LlamaForCausalLM: the time over its time. `all_NAME` are the ratios of each round, whose calls were made in turn, so
+    that what slows the machine for longer than a round divides out.
+    """
+    base, peer = records.get("transformer"), records.get("llama")
+    for record in records.values():
+        if base is not None:
+            record["speedup"] = base["seconds"] / record["seconds"]
+            record["all_speedup"] = quotients(base, record)
+            record["flop_ratio"] = base["flops"] / record["flops"]
+            record["share"] = record["speedup"] / record["flop_ratio"]
+            record["all_share"] = [speedup / record["flop_ratio"] for speedup in record["all_speedup"]]
+        if peer is not None:
+            record["over_peer"] = record["seconds"] / peer["seconds"]
+            record["all_over_peer"] = quotients(record, peer)
+
+
+def quotients(over: Record, under: Record) -> list[float]:
+    """Time over time, round by round."""
+    return [a / b for a, b in zip(over["all_seconds"], under["all_seconds"], strict=True)]
 
 
 @contextmanager

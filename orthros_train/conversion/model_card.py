@@ -48,8 +48,14 @@ prompt = tokenizer("The sky is", return_tensors="pt")
 print(tokenizer.decode(model.generate(**prompt, max_new_tokens=20)[0]))
 ```
 
-`generate` runs prefill and decoding over one cache. `logits, cache = model.prefill(input_ids)` and
-`logits = model.decode(token_ids, cache)` do the same by hand.
+`generate` runs prefill and decoding over one cache. By hand, with room for 100 tokens to come, so that no step copies
+the cache:
+
+```python
+ids = prompt["input_ids"]
+logits, cache = model.prefill(ids, capacity=ids.shape[1] + 100)
+logits = model.decode(logits.argmax(-1), cache)
+```
 
 ## Reference
 

@@ -2,7 +2,10 @@
 
 * Left-aligned: row b occupies storage [0, lengths[b]); padding is never stored. What lies past a row's end is finite
   and undefined, and no query sees it.
-* Preallocated and grown by half again, one layer at a time; a forward that fails leaves the lengths as they were.
+* Preallocated where the length to come is known. Elsewhere there is room for ROOM_TO_DECODE tokens more, and storage
+  grows by an eighth and as much room again, one layer at a time: no more than that is empty, and a token is copied at
+  most eight times on average, while each decoding step reads them all.
+* A forward that fails leaves the lengths as they were.
 * A transformers `Cache`, so that `generate` can crop, reorder and repeat it.
 
 Shapes: B rows, T new columns, G KV heads, d head size, S longest length.
@@ -17,6 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from .configuration_orthros import OrthrosConfig
 
 GRANULE = 64  # storage grows in multiples of this many positions
+ROOM_TO_DECODE = 256  # positions beyond those needed where nobody said how many will be
 
 
 def bytes_per_token(config: OrthrosConfig, dtype: torch.dtype) -> int:
@@ -73,7 +77,7 @@ class KVCache(Cache):
 
     Args:
         config: the model's; gives the number of layers.
-        capacity: positions to allocate at the first write, where known.
+        capacity: positions to allocate at the first write, where known; 0: those written and `ROOM_TO_DECODE` more.
         dtype: storage dtype; None: that of the keys. Reads return the keys' dtype.
 
     Attributes:
@@ -98,6 +102,11 @@ class KVCache(Cache):
         self._longest = 0
         self._pending: tuple[int, int, Tensor | None] | None = None  # columns, longest length after, counts
         self._slots: tuple[Tensor, Tensor, Tensor] | None = None  # rows, columns, storage indices of a ragged write
+
+    def reserve(self, tokens: int) -> None:
+        """Expect `tokens` more of each row: the next write that lacks room makes it for all of them, and to decode."""
+        if self._capacity < self._longest + tokens:
+            self._capacity = self._longest + tokens + ROOM_TO_DECODE
 
     def begin(self, batch_size: int, columns: int, counts: Tensor | None, device: torch.device) -> None:
         """Announce a call that writes `columns` tokens a row, or the first `counts` (B,) of them."""
@@ -142,8 +151,7 @@ class KVCache(Cache):
                 key_states.to(self.dtype or key_states.dtype), value_states.to(self.dtype or value_states.dtype)
             )
         if layer.keys.shape[2] < room:
-            wanted = max(room, self._capacity, layer.keys.shape[2] * 3 // 2)
-            layer.grow(-(-wanted // GRANULE) * GRANULE)
+            layer.grow(self._wanted(room, layer.keys.shape[2]))
         for stored, new in ((layer.keys, key_states), (layer.values, value_states)):
             if self._slots is None:
                 stored[:, :, longest - columns : longest] = new
@@ -151,6 +159,11 @@ class KVCache(Cache):
                 rows, source, target = self._slots
                 stored[rows, :, target] = new[rows, :, source].to(stored.dtype)
         return layer.keys[:, :, :room].to(key_states.dtype), layer.values[:, :, :room].to(value_states.dtype)
+
+    def _wanted(self, room: int, present: int) -> int:
+        """Positions to allocate where `room` are needed and there are `present`."""
+        wanted = self._capacity if self._capacity >= room else max(room, present * 9 // 8) + ROOM_TO_DECODE
+        return -(-wanted // GRANULE) * GRANULE
 
     def commit(self) -> None:
         """Count the tokens of the announced call as stored."""

@@ -34,7 +34,9 @@ from .row_alignment import RowAlignment, check_output_positions, shift_labels_fo
 from .stream_layout import OutputColumns, take_tokens
 from .stream_plan import plan_streams
 
-CPU_CHUNK_TOKENS = 1024  # of a prefill: with the FFN's activations of more tokens, weights and they leave the caches
+# Tokens that a prefill runs at a time, all rows together
+CPU_CHUNK_TOKENS = 1024  # with the FFN's activations of more tokens, weights and they leave the caches
+DEVICE_CHUNK_TOKENS = 16384  # elsewhere: activations stay bounded, and there is enough work for any device
 
 
 @dataclass
@@ -258,29 +260,38 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
         lengths: Tensor | None = None,
         chunk_size: int | None = None,
         capacity: int | None = None,
+        cache: KVCache | None = None,
     ) -> tuple[Tensor, KVCache]:
         """Write the cache of prompts and score what follows them.
 
         Args:
-            input_ids: (B, T) int64 prompts, padded on the right.
+            input_ids: (B, T) int64 prompts, or what follows the tokens of `cache`, padded on the right.
             lengths: (B,) int64, tokens of each prompt, at least 1; None: all T.
             chunk_size: run this many columns at a time, with the same result: peak memory above the weights is the
-                cache and what a chunk needs. None: on a CPU `CPU_CHUNK_TOKENS` tokens, which is faster than all at
-                once; on other devices all at once.
-            capacity: positions to allocate, the prompt's and those to decode; None: the prompt's. A cache grows by
-                itself, but has to be copied for that.
+                cache and what a chunk needs. T runs all at once. None: columns of `CPU_CHUNK_TOKENS` tokens on a CPU,
+                which is faster than all at once, and of `DEVICE_CHUNK_TOKENS` elsewhere, but all at once there
+                without a window: PyTorch's causal kernels take no chunk behind a cache.
+            capacity: positions to allocate, the prompt's and those to decode; None: the prompt's and room for some
+                hundred more. A cache grows by itself, but has to be copied for that.
+            cache: read, and extended by the T tokens, such as a prefix that several prompts share; None: a new one.
 
         Returns:
             logits (B, vocab) of each row's last token, which score the first continuation token, and the cache.
+
+        Raises:
+            ValueError: an empty prompt or chunk, or a capacity for a cache that has its own.
         """
         B, T = input_ids.shape
         if T == 0 or (lengths is not None and not bool(((lengths >= 1) & (lengths <= T)).all())):
             raise ValueError(f"every prompt needs at least one and at most {T} tokens")
         if chunk_size is not None and chunk_size < 1:
             raise ValueError(f"chunk_size={chunk_size} must be at least 1")
+        if cache is not None and capacity is not None:
+            raise ValueError("capacity is that of a new cache; give it to KVCache, or leave cache out")
         if chunk_size is None:
-            chunk_size = max(1, CPU_CHUNK_TOKENS // B) if input_ids.device.type == "cpu" else T
-        cache = KVCache(self.config, capacity=capacity or T)
+            chunk_size = self._chunk_columns(B, T, input_ids.device)
+        cache = KVCache(self.config, capacity=capacity or 0) if cache is None else cache
+        cache.reserve(T)
         last = torch.full((B,), T, device=input_ids.device) if lengths is None else lengths.to(input_ids.device)
         logits: Tensor | None = None
         for start in range(0, T, chunk_size):
@@ -299,6 +310,12 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
                 logits = chunk_logits if logits is None else torch.where(ends[:, None], chunk_logits, logits)
         assert logits is not None
         return logits, cache
+
+    def _chunk_columns(self, rows: int, columns: int, device: torch.device) -> int:
+        """Columns of a prefill's chunk where the caller names none."""
+        if device.type != "cpu" and self.config.base_window is None:
+            return columns
+        return max(1, (CPU_CHUNK_TOKENS if device.type == "cpu" else DEVICE_CHUNK_TOKENS) // rows)
 
     @torch.no_grad()
     def decode(self, token_ids: Tensor, cache: KVCache) -> Tensor:

@@ -58,6 +58,7 @@ class SequenceShards(StreamLayout):
         if stream.shape[1] % self.ranks:
             raise ValueError(
                 f"{stream.shape[1]} tokens do not divide over {self.ranks} ranks; under parallel.sequence both the "
-                "sequence length and the number of output tokens are multiples of parallel.tensor"
+                "sequence length and the number of output tokens are multiples of parallel.tensor. Build the model "
+                "for prefill and decoding, which take one token, with parallel.sequence: false: weights are the same"
             )
         return mcore.scatter_to_sequence_parallel_region(stream.transpose(0, 1).contiguous(), group=self.group)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.compare import main
+from benchmarks.compare import MORE_IS_BETTER, main
 from orthros_train.errors import InputError
 
 RESULT: dict[str, Any] = {
@@ -17,10 +17,31 @@ RESULT: dict[str, Any] = {
     "settings": {"threads": 2},
     "machine": {"processor": "P", "cores": 2, "versions": {"torch": "2.13"}, "commit": "abc"},
     "records": [
-        {"case": "orthros 64", "seconds": 2.0, "all_seconds": [1.9, 2.0, 2.1], "peak_growth_mib": 100.0},
-        {"case": "llama 64", "seconds": 4.0, "all_seconds": [3.9, 4.0, 4.1]},
+        {
+            "case": "orthros 64",
+            "arm": "orthros",
+            "seconds": 2.0,
+            "all_seconds": [1.9, 2.0, 2.1],
+            "over_peer": 0.5,
+            "all_over_peer": [0.49, 0.5, 0.51],
+            "peak_growth_mib": 100.0,
+        },
+        {
+            "case": "llama 64",
+            "arm": "llama",
+            "seconds": 4.0,
+            "all_seconds": [3.9, 4.0, 4.1],
+            "speedup": 0.6,
+            "share": 0.6,
+        },
+        {"case": "orthros 32", "arm": "orthros", "seconds": 2.0, "all_seconds": [1.9, 2.0, 2.1], "growth": None},
     ],
 }
+
+SLOWER_THAN_ITS_PEER = (
+    (("records", 0, "over_peer"), 0.625),
+    (("records", 0, "all_over_peer"), [0.62, 0.625, 0.63]),
+)
 
 
 def write(path: Path, *changes: tuple[tuple[str | int, ...], Any]) -> Path:
@@ -48,37 +69,86 @@ def run(tmp_path: Path, *changes: tuple[tuple[str | int, ...], Any], options: tu
     return main([str(old), str(new), *options])
 
 
+def alone(*values: float) -> list[tuple[tuple[str | int, ...], Any]]:
+    """Times of the case without a peer."""
+    return [(("records", 2, name), value) for (*_, name), value in seconds(*values)]
+
+
 def test_equal_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path) == 0
     shown = capsys.readouterr().out
-    assert shown.count("1.000") == 3
-    assert "outside" not in shown
+    assert shown.count("1.000") == 7
+    assert "beyond" not in shown
 
 
 def test_a_regression_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path, *seconds(2.4, 2.5, 2.6)) == 1
+    assert run(tmp_path, *alone(2.4, 2.5, 2.6)) == 1
     shown = capsys.readouterr().out
     assert "1.250" in shown
     assert shown.count("REGRESSION") == 1
-    assert "1 worse by more than 10%" in shown
+    assert "1 missing, or worse by more than 10%" in shown
 
 
 def test_the_tolerance(tmp_path: Path) -> None:
-    assert run(tmp_path, *seconds(2.4, 2.5, 2.6), options=("--tolerance", "0.3")) == 0
+    assert run(tmp_path, *alone(2.4, 2.5, 2.6), options=("--tolerance", "0.3")) == 0
 
 
-def test_what_the_spread_explains_is_no_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path, *seconds(2.05, 2.5, 2.6)) == 0
-    assert "1.250" in capsys.readouterr().out
+def test_one_fast_moment_hides_nothing(tmp_path: Path) -> None:
+    """The ranges meet, the middle halves do not."""
+    assert run(tmp_path, *alone(2.05, 2.5, 2.6)) == 1
+
+
+@pytest.mark.parametrize("values", [(1.9, 2.0, 9.0), (1.8, 2.3, 2.7), (1.9, 1.98, 2.5, 2.5, 2.5)])
+def test_what_the_spread_explains_is_no_regression(tmp_path: Path, values: tuple[float, ...]) -> None:
+    """One slow moment; a median within the old middle half; the old median within the new one."""
+    old = write(tmp_path / "old.json", *alone(1.9, 2.0, 2.6))
+    new = write(tmp_path / "new.json", *alone(*values))
+    assert main([str(old), str(new)]) == 0
 
 
 def test_faster_is_no_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path, *seconds(0.9, 1.0, 1.1)) == 0
-    assert "outside" in capsys.readouterr().out
+    assert run(tmp_path, *alone(0.9, 1.0, 1.1)) == 0
+    assert "beyond" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("factor", [0.4, 3.0])
+def test_a_machine_of_another_speed_neither_makes_nor_hides_a_regression(tmp_path: Path, factor: float) -> None:
+    """Times of the case and its peer change alike; then the case alone becomes slower by a quarter."""
+
+    def times(record: int, *values: float) -> list[tuple[tuple[str | int, ...], Any]]:
+        return [(("records", record, name), value) for (*_, name), value in seconds(*values)]
+
+    changed = [
+        *times(0, *(factor * value for value in (1.9, 2.0, 2.1))),
+        *times(1, *(factor * value for value in (3.9, 4.0, 4.1))),
+    ]
+    assert run(tmp_path, *changed) == 0
+    assert run(tmp_path, *changed, *SLOWER_THAN_ITS_PEER) == 1
+
+
+@pytest.mark.parametrize("figure", MORE_IS_BETTER)
+def test_every_figure_has_its_better_direction(tmp_path: Path, figure: str) -> None:
+    """A third more or less of it, in a case that has no peer."""
+    old = write(tmp_path / "old.json", (("records", 2), {"case": "orthros 32", figure: 3.0}))
+    for value, worse in ((4.0, not MORE_IS_BETTER[figure]), (2.0, MORE_IS_BETTER[figure]), (3.0, False)):
+        new = write(tmp_path / "new.json", (("records", 2), {"case": "orthros 32", figure: value}))
+        assert main([str(old), str(new)]) == int(worse)
+
+
+def test_a_peer_is_shown_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not ours to be regressed, nor are its figures over our arm."""
+    assert run(tmp_path, (("records", 1, "speedup"), 0.1), (("records", 1, "seconds"), 40.0)) == 0
+    assert "shown" in capsys.readouterr().out
 
 
 def test_more_memory_is_one(tmp_path: Path) -> None:
     assert run(tmp_path, (("records", 0, "peak_growth_mib"), 150.0)) == 1
+
+
+def test_times_of_another_machine_are_shown_alone(tmp_path: Path) -> None:
+    other = (("machine", "processor"), "Q")
+    assert run(tmp_path, *alone(20.0, 20.0, 20.0), other, options=("--force",)) == 0
+    assert run(tmp_path, *SLOWER_THAN_ITS_PEER, other, options=("--force",)) == 1
 
 
 @pytest.mark.parametrize(
@@ -96,26 +166,38 @@ def test_unlike_results_are_refused(tmp_path: Path, place: tuple[str, ...], valu
     assert run(tmp_path, (place, value), options=("--force",)) == 0
 
 
-def test_versions_and_cases_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tmp_path, (("machine", "commit"), "def"), (("records", 1, "case"), "llama 65")) == 0
+def test_versions_and_added_cases_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = write(tmp_path / "old.json", (("records",), RESULT["records"][:2]))
+    new = write(tmp_path / "new.json", (("machine", "commit"), "def"))
+    assert main([str(old), str(new)]) == 0
     shown = capsys.readouterr().out
     assert "commit: abc and def" in shown
-    assert "only in the old result: llama 64" in shown
-    assert "only in the new result: llama 65" in shown
+    assert "only in the new result: orthros 32" in shown
+
+
+def test_what_is_missing_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A case, and a figure of a case: a regression may hide behind both."""
+    for change, what in (
+        ((("records", 1, "case"), "llama 65"), "llama 64"),
+        ((("records", 0, "over_peer"), None), "orthros 64, over peer"),
+    ):
+        assert run(tmp_path, change) == 1
+        assert f"MISSING from {tmp_path / 'new.json'}: {what}\n" in capsys.readouterr().out
 
 
 def test_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     for folder in (old, new):
         write(folder / "a.json")
-    write(old / "b.json")
     write(new / "c.json")
     assert main([str(old), str(new)]) == 0
-    shown = capsys.readouterr().out
-    assert f"only in {old}: b.json" in shown
-    assert f"only in {new}: c.json" in shown
-    write(new / "b.json", *seconds(9.0))
+    write(old / "b.json")
     assert main([str(old), str(new)]) == 1
+    assert f"MISSING from {new}: b.json" in capsys.readouterr().out
+    write(new / "b.json", *alone(9.0))
+    assert main([str(old), str(new)]) == 1
+    write(new / "b.json")
+    assert main([str(old), str(new)]) == 0
 
 
 def test_bad_input(tmp_path: Path) -> None:

@@ -37,8 +37,9 @@ def test_every_arm_at_every_length(tmp_path: Path, capsys: pytest.CaptureFixture
             assert len(record["all_seconds"]) == 2
             assert record["speedup"] == pytest.approx(base["seconds"] / record["seconds"])
             assert record["flop_ratio"] == pytest.approx(base["flops"] / record["flops"])
+            assert record["over_peer"] == pytest.approx(record["seconds"] / llama["seconds"])
             assert record["share"] == pytest.approx(record["speedup"] / record["flop_ratio"])
-    assert records["orthros 16"]["growth"] is None
+    assert "growth" not in records["orthros 16"]
     ratio = records["orthros 40"]["seconds"] / records["orthros 16"]["seconds"]
     assert records["orthros 40"]["growth"] == pytest.approx(ratio)
     assert {arm: len(found) for arm, found in result["kernels"].items()} == dict.fromkeys(configs | {"llama": 0}, 10)

@@ -52,7 +52,7 @@ def test_rates_leave_the_start_out(texts: tuple[list[Path], list[Path]], monkeyp
     assert (record["case"], record["tokens"], record["seconds"]) == ("loop, 2 processes", 600, 5.0)
     assert record["start_up_processor_seconds"] == 2.0
     assert (record["tokens_per_second"], record["tokens_per_processor_second"]) == (250.0, 50.0)
-    assert record["over_peer"] == 1.0
+    assert record["processor_speedup"] == 1.0
 
 
 def test_a_way_is_run_and_timed(texts: tuple[list[Path], list[Path]]) -> None:

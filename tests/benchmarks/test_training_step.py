@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ import pytest
 import torch
 
 from benchmarks import training_step
-from benchmarks.training_step import batch_for, build_parser, flops_of, step_call
+from benchmarks.training_step import batch_for, build_parser, case_names, flops_of, for_llama, step_call, step_calls
 from evaluation.benchmarking.models import arm_configs, build_arms
 from orthros_train.errors import InputError
 from orthros_train.model.flops import training_flops
+from orthros_train.training import compilation
 from tests.benchmarks.shapes import QUICK
+from tests.model.tiny import assert_close
 
 SMALL = (*QUICK, "--length", "64", "--repeats", "2")
 
@@ -30,28 +34,49 @@ def options(*arguments: str) -> Any:
 
 
 def test_answers_are_at_the_end_of_each_conversation() -> None:
-    batch = batch_for("orthros sft", options("--conversations", "2", "--answer-share", "0.25", "--rows", "3"), 61)
+    batch = batch_for("sft", options("--conversations", "2", "--answer-share", "0.25", "--rows", "3"), 61)
     assert batch["output_positions"].tolist() == [[*range(24, 32), *range(56, 64)]] * 3
     assert batch["shift_labels"].shape == (3, 16)
     assert batch["document_ids"].tolist() == [[0] * 32 + [1] * 32] * 3
-    batch = batch_for("orthros sft", options("--conversations", "3", "--answer-share", "0.1"), 61)
+    batch = batch_for("sft", options("--conversations", "3", "--answer-share", "0.1"), 61)
     assert batch["output_positions"].tolist() == [[19, 20, 40, 41, 62, 63]]  # the last one has what does not divide
 
 
 def test_one_conversation_is_a_plain_row() -> None:
-    assert batch_for("transformer pt", options(), 61).keys() == {"input_ids", "shift_labels"}
-    assert batch_for("llama pt", options(), 61).keys() == {"input_ids", "labels"}
+    batch = batch_for("pt", options(), 61)
+    assert batch.keys() == {"input_ids", "shift_labels"}
+    assert for_llama(batch).keys() == {"input_ids", "labels", "shift_labels"}
+
+
+@pytest.mark.parametrize("use", ["pt", "sft"])
+@pytest.mark.parametrize("conversations", ["1", "3"])
+def test_llama_computes_the_same_loss_and_gradients(use: str, conversations: str) -> None:
+    """With the transformer arm's weights: labels, positions and what a conversation sees are the same."""
+    given = options("--conversations", conversations, "--answer-share", "0.3", "--rows", "2")
+    models = build_arms(arm_configs(given, 64, gradients=True), ["transformer", "llama"], "fp32", "cpu")
+    batch = batch_for(use, given, 61)
+    losses = [
+        models["transformer"](**batch, use_cache=False, return_logits=False).loss,
+        models["llama"](**for_llama(batch), use_cache=False).loss,
+    ]
+    assert_close(losses[1], losses[0], 1e-6)
+    for loss in losses:
+        loss.backward()
+    assert_close(models["llama"].lm_head.weight.grad, models["transformer"].lm_head.weight.grad, 1e-5)
+    first = [models[arm].model.layers[0].self_attn.k_proj.weight.grad for arm in ("llama", "transformer")]
+    assert_close(first[0], first[1], 1e-5)
 
 
 def test_flops_are_the_counters() -> None:
     given = options("--rows", "2", "--answer-share", "0.5", "--conversations", "2")
     configs = arm_configs(given, 64, gradients=True)
-    sft = batch_for("orthros sft", given, 61)
+    sft = batch_for("sft", given, 61)
     columns = [*range(16, 32), *range(48, 64)]
     expected = 2 * training_flops(configs["orthros"], [32, 32], columns).total
     assert flops_of("orthros sft", configs, sft) == expected
-    pt = batch_for("llama pt", given, 61)
-    assert flops_of("llama pt", configs, pt) == 2 * training_flops(configs["transformer"], [64]).total
+    for use in ("pt", "sft"):  # logits at every position
+        batch = batch_for(use, given, 61)
+        assert flops_of(f"llama {use}", configs, batch) == 2 * training_flops(configs["transformer"], [32, 32]).total
 
 
 def test_a_step_leaves_no_gradients_and_the_optimizer_moves_the_weights() -> None:
@@ -60,26 +85,52 @@ def test_a_step_leaves_no_gradients_and_the_optimizer_moves_the_weights() -> Non
         model = build_arms(arm_configs(given, 64, gradients=True), ["orthros"], "fp32", "cpu")["orthros"]
         before = model.lm_head.weight.clone()
         with torch.no_grad():
-            step_call(model, batch_for("orthros pt", given, 61), given)()
+            step_call(model, batch_for("pt", given, 61), given)()
         assert all(parameter.grad is None for parameter in model.parameters())
         assert torch.equal(before, model.lm_head.weight) != optimizer
         assert model.is_activation_checkpointing
 
 
+def test_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the function that training uses, once a model, and our arms alone."""
+    compiled: list[Any] = []
+    monkeypatch.setattr(compilation, "compile_layers", lambda model, device: compiled.append((model, device)))
+    given = options("--compile")
+    configs = arm_configs(given, 64, gradients=True)
+    step_calls(case_names(given), configs, given)
+    assert [(type(model).__name__, model.config.architecture, device.type) for model, device in compiled] == [
+        ("OrthrosForCausalLM", arm, "cpu") for arm in ("transformer", "orthros")
+    ]
+    step_calls(case_names(given), configs, options())
+    assert len(compiled) == 2
+
+
+@pytest.mark.evidence
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler")
+def test_a_compiled_step_is_timed(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    assert run(tmp_path, "--compile", "--uses", "pt", "--arms", "orthros").keys() == {"orthros pt"}
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 2
+
+
 def test_every_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = run(tmp_path, "--peak-tflops", "1")
-    assert list(records) == ["transformer pt", "orthros pt", "llama pt", "transformer sft", "orthros sft"]
+    assert list(records) == [f"{arm} {use}" for use in ("pt", "sft") for arm in ("transformer", "orthros", "llama")]
     flops = {case: record["flops"] for case, record in records.items()}
     assert flops["transformer sft"] < flops["transformer pt"] == flops["llama pt"] < flops["orthros pt"]
+    assert flops["llama sft"] == flops["llama pt"]
     for case, record in records.items():
         base = records[f"transformer {case.split()[1]}"]
+        peer = records[f"llama {case.split()[1]}"]
+        assert record["over_peer"] == pytest.approx(record["seconds"] / peer["seconds"])
         assert record["flop_ratio"] == pytest.approx(base["flops"] / record["flops"])
         assert record["mfu_exact"] == pytest.approx(record["flops"] / record["seconds"] / 1e12)
         assert record["tokens_per_second"] == pytest.approx(64 / record["seconds"])
     assert "orthros sft" in capsys.readouterr().out
 
 
-def test_packed_rows_leave_llama_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_rows_and_their_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def child(command: list[str], what: str) -> float:
@@ -88,7 +139,7 @@ def test_packed_rows_leave_llama_out(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("evaluation.benchmarking.peak_memory.in_own_process", child)
     records = run(tmp_path, "--conversations", "4", "--uses", "pt", "--peak-memory")
-    assert list(records) == asked == ["transformer pt", "orthros pt"]
+    assert list(records) == asked == ["transformer pt", "orthros pt", "llama pt"]
     assert records["orthros pt"]["peak_growth_mib"] == 2.5
     assert records["orthros pt"]["mfu_exact"] is None
 
@@ -112,7 +163,7 @@ def test_the_peak_of_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (("--answer-share", "0"), "give a share above 0 and at most 1"),
         (("--length", "3", "--conversations", "4"), "--conversations must be at most --length"),
         (("--uses", "pt,rl"), "not a list of pt, sft"),
-        (("--arms", "llama", "--uses", "sft"), "LlamaForCausalLM alone is measured in pretraining"),
+        (("--compile", "--recompute"), "--compile and --recompute exclude each other"),
         (("--peak-of", "orthros rl"), "'orthros rl' is none of transformer pt"),
         (("--attention-kernel", "flex"), "FlexAttention has no backward on CPU"),
     ],

@@ -8,6 +8,7 @@ import pytest
 
 from evaluation import arm_times
 from orthros_train.model.flops import decode_flops, prefill_flops, training_flops
+from orthros_train.model.kv_cache import KVCacheLayer
 from tests.model.tiny import tiny_model
 
 
@@ -45,6 +46,16 @@ def test_decode_records() -> None:
         name: decode_flops(model.config, 6).total for name, model in arms.items()
     }
     assert all(record["seconds"] > 0 and len(record["all_seconds"]) == 4 for record in records)
+
+
+def test_no_timed_step_copies_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room is made in the prefill, once a layer, whatever the number of steps."""
+    grown: list[int] = []
+    grow = KVCacheLayer.grow
+    monkeypatch.setattr(KVCacheLayer, "grow", lambda layer, size: (grown.append(size), grow(layer, size)))
+    arms = models()
+    arm_times.measure_decode(arms, [6], steps=400)
+    assert grown == [448] * 2 * 3  # both arms' layers; 6 + 1 + 400 in multiples of 64
 
 
 def test_training_records() -> None:

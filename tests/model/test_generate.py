@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TextIteratorStreamer
 
 from orthros_train.model import KVCache
+from orthros_train.model.kv_cache import KVCacheLayer
 from tests.model import tiny
 from tests.model.tiny import tiny_model
 
@@ -87,6 +88,17 @@ def test_generate_makes_its_own_cache_sized_once():
     assert isinstance(output.cache, KVCache)
     assert output.cache.lengths.tolist() == [109]
     assert output.cache.layers[0].keys.shape[2] == 128
+
+
+@pytest.mark.parametrize("options", [{"max_new_tokens": 300}, {"max_length": 900}, {"num_beams": 2, "max_length": 680}])
+def test_generate_copies_its_cache_at_no_step(options, monkeypatch):
+    """It knows how long the text can become; beams are reordered, which is a copy, but never grown."""
+    grown = []
+    grow = KVCacheLayer.grow
+    monkeypatch.setattr(KVCacheLayer, "grow", lambda layer, size: (grown.append(size), grow(layer, size)))
+    model = model_for_generation()
+    model.generate(token_ids(1, 600), do_sample=False, prefill_chunk_size=128, **options)
+    assert len(grown) == len(model.model.layers)
 
 
 def test_generation_continues_from_a_cache():

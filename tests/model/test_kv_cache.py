@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orthros_train.model import KVCache
+from orthros_train.model.kv_cache import GRANULE, ROOM_TO_DECODE
 from tests.model.tiny import assert_close, tiny_config, tiny_model, token_ids
 
 ARMS = [
@@ -82,11 +83,11 @@ def test_history_is_kept_whole_in_every_layer():
     model = tiny_model(base_window=3)
     _, cache = model.prefill(token_ids(2, 11))
     before = [cache.keys(layer).clone() for layer in range(3)]
-    for step in range(90):  # across several growths of the storage
+    for step in range(300):  # past the room that the prefill left
         model.decode(token_ids(2, 1, seed=step)[:, 0], cache)
     for layer in range(3):
         assert torch.equal(cache.keys(layer)[:, :, :11], before[layer])
-        assert cache.keys(layer).shape == (2, 2, 101, 8)
+        assert cache.keys(layer).shape == (2, 2, 311, 8)
 
 
 @torch.no_grad()
@@ -170,42 +171,83 @@ def test_storage_dtype_is_an_option():
     assert not torch.equal(logits, model(ids).logits)
 
 
-@torch.no_grad()
-def test_growing_reallocates_rarely():
-    model = tiny_model()
-    _, cache = model.prefill(token_ids(1, 3))
-    storages = {cache.layers[0].keys.data_ptr()}
-    for step in range(200):
-        model.decode(token_ids(1, 1, seed=step)[:, 0], cache)
-        storages.add(cache.layers[0].keys.data_ptr())
-    assert len(storages) <= 5
+def places(cache):
+    return [part.data_ptr() for layer in cache.layers for part in (layer.keys, layer.values)]
 
 
 @torch.no_grad()
-def test_a_prefill_leaves_room_for_what_is_decoded():
-    """Asked for; decoding then copies nothing."""
+@pytest.mark.parametrize("lengths", [None, [700, 650]])
+@pytest.mark.parametrize("capacity", [None, 700 + 200])
+@pytest.mark.parametrize("chunk_size", [None, 64])
+def test_decoding_after_a_prefill_copies_nothing(lengths, capacity, chunk_size):
+    """Asked for or not, there is room for a generation of ordinary length; a prefill in chunks takes it at once."""
     model = tiny_model()
-    logits, cache = model.prefill(token_ids(1, 64), capacity=64 + 10)
-    places = [layer.keys.data_ptr() for layer in cache.layers]
-    for _ in range(10):
+    lengths = None if lengths is None else torch.tensor(lengths)
+    logits, cache = model.prefill(token_ids(2, 700), lengths, chunk_size, capacity)
+    before, allocated = places(cache), cache.layers[0].keys.shape[2]
+    assert allocated <= 700 + ROOM_TO_DECODE + GRANULE
+    for _ in range(200):
         logits = model.decode(logits.argmax(-1), cache)
-    assert places == [layer.keys.data_ptr() for layer in cache.layers]
+    assert places(cache) == before
+    assert cache.layers[0].keys.shape[2] == allocated
 
 
 @torch.no_grad()
-def test_a_long_history_is_copied_few_times():
-    """Storage grows by half again, so its copies add up to less than three times what is stored."""
+def test_decoding_after_a_forward_copies_nothing():
+    model = tiny_model()
+    cache = model(token_ids(1, 64), use_cache=True).cache
+    before = places(cache)
+    for step in range(100):
+        model.decode(token_ids(1, 1, seed=step)[:, 0], cache)
+    assert places(cache) == before
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("columns", "calls"), [(64, 128), (1, 3000)])
+def test_storage_grows_by_little_and_seldom(columns, calls):
+    """At every moment at most an eighth and some room is empty, and copies add up to eight times what is stored."""
     cache = KVCache(tiny_config())
-    new, sizes = torch.ones(1, 2, 64, 8), set()
-    for _ in range(128):
-        cache.begin(1, 64, None, new.device)
+    new, sizes = torch.ones(1, 2, columns, 8), set()
+    for call in range(1, calls + 1):
+        cache.begin(1, columns, None, new.device)
         for layer in range(3):
             cache.update(new, new, layer)
         cache.commit()
-        sizes.add(cache.layers[0].keys.shape[2])
-    assert max(sizes) >= 8192
-    assert sum(sizes) - max(sizes) < 3 * 8192
-    assert len(sizes) <= 14
+        size = cache.layers[0].keys.shape[2]
+        assert columns * call <= size <= columns * call * 9 / 8 + ROOM_TO_DECODE + GRANULE
+        sizes.add(size)
+    assert sum(sizes) - max(sizes) < 8 * columns * calls
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ["orthros", "transformer"])
+@pytest.mark.parametrize("chunk_size", [None, 3])
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_prefill_continues_a_cache(architecture, chunk_size, ragged):
+    """A long text behind a prefix, in chunks, with the storage taken once; rows of the prefix and of the text may
+    differ in length."""
+    model, ids = tiny_model(architecture=architecture), token_ids(2, 40)
+    before, after = ([13, 9], [27, 20]) if ragged else ([13, 13], [27, 27])
+    sizes = [None, None] if not ragged else [torch.tensor(before), torch.tensor(after)]
+    _, cache = model.prefill(ids[:, :13], sizes[0])
+    grown = []
+    for layer in cache.layers:
+        layer.grow = lambda capacity, layer=layer: (grown.append(capacity), type(layer).grow(layer, capacity))
+    logits, same = model.prefill(ids[:, 13:], sizes[1], chunk_size, cache=cache)
+    assert same is cache
+    assert cache.lengths.tolist() == [a + b for a, b in zip(before, after, strict=True)]
+    for row in range(2):
+        alone = torch.cat((ids[row, : before[row]], ids[row, 13 : 13 + after[row]]))[None]
+        assert_close(logits[row], model(alone, use_cache=False).logits[0, -1])
+    assert grown == []
+    model.prefill(token_ids(2, 2000, seed=1), None, 100, cache=cache)
+    assert len(grown) == 3  # each layer once, for all twenty chunks
+
+
+def test_a_prefill_takes_one_statement_of_the_capacity():
+    model = tiny_model()
+    with pytest.raises(ValueError, match="capacity is that of a new cache"):
+        model.prefill(token_ids(1, 3), capacity=9, cache=KVCache(model.config))
 
 
 @torch.no_grad()
@@ -244,6 +286,30 @@ def test_prefill_runs_in_chunks_of_its_own_on_a_cpu(monkeypatch):
         assert_close(model.prefill(ids)[0], model(ids, use_cache=False).logits[:, -1])
         assert columns[:-1] == expected
         columns.clear()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("arm", "expected"),
+    [
+        ({}, [4, 4, 2]),
+        ({"architecture": "transformer", "base_window": 5}, [4, 4, 2]),
+        ({"architecture": "transformer", "base_window": None}, [10]),
+    ],
+)
+def test_prefill_runs_in_larger_chunks_on_other_devices(arm, expected, monkeypatch):
+    """Bounded there, too, unless a chunk behind a cache would leave the causal kernel; a size that is named counts."""
+    monkeypatch.setattr("orthros_train.model.modeling_orthros.DEVICE_CHUNK_TOKENS", 8)
+    model, columns = tiny_model(**arm), []
+    choose = model._chunk_columns
+    monkeypatch.setattr(model, "_chunk_columns", lambda B, T, device: choose(B, T, torch.device("cuda")))
+    model.model.register_forward_pre_hook(lambda module, arguments: columns.append(arguments[0].shape[1]))
+    model.prefill(token_ids(2, 10))
+    assert columns == expected
+    columns.clear()
+    model.prefill(token_ids(2, 10), chunk_size=10)
+    model.prefill(token_ids(2, 10), chunk_size=5)
+    assert columns == [10, 5, 5]
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """Two and four ranks of the tensor axis compute what one process computes: losses and every gradient."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -115,8 +117,17 @@ def prefill_and_decode(model):
 
 
 def parallel_prefill_and_decode(config, tensor_size):
-    factory = TensorParallelFactory(config, build_mesh(tensor_size))
-    return prefill_and_decode(perturb(OrthrosForCausalLM(config, factory), factory))
+    mesh = build_mesh(tensor_size)
+    factory = TensorParallelFactory(config, mesh)
+    model = perturb(OrthrosForCausalLM(config, factory), factory)
+    logits = prefill_and_decode(model)
+    sharded = TensorParallelFactory(config, replace(mesh, sequence_parallel=True))
+    trained = OrthrosForCausalLM(config, sharded)
+    for prompt in (LENGTH, LENGTH - 1):  # an output token does not divide, nor does the prompt
+        with pytest.raises(ValueError, match=r"prefill and decoding, .*, with parallel.sequence: false"):
+            trained.prefill(token_ids(2, prompt))
+    trained.load_state_dict(model.state_dict(), strict=True)  # and back: the weights are the same
+    return logits
 
 
 @pytest.mark.parametrize("options", [{}, {"tie_word_embeddings": True}, {"architecture": "transformer"}], ids=str)

@@ -20,9 +20,18 @@ def test_figures() -> None:
     slow, fast = timed("slow", [6.0, 4.0, 8.0], 30), timed("fast", [2.0, 1.0, 3.0], 20, arm="orthros")
     assert (slow["seconds"], slow["spread"], slow["flops_per_second"]) == (6.0, 4 / 6, 5.0)
     assert fast["arm"] == "orthros"
-    set_against([slow, fast], slow)
+    set_against({"transformer": slow, "orthros": fast})
     assert (slow["speedup"], slow["flop_ratio"], slow["share"]) == (1, 1, 1)
     assert (fast["speedup"], fast["flop_ratio"], fast["share"]) == (3.0, 1.5, 2.0)
+    assert (fast["all_speedup"], fast["all_share"]) == ([3.0, 4.0, 8 / 3], [2.0, 8 / 3, 16 / 9])  # round by round
+    assert "over_peer" not in fast
+
+
+def test_figures_beside_a_peer() -> None:
+    ours, peer = timed("ours", [2.0, 1.0, 3.0], 20), timed("peer", [4.0, 4.0, 4.0], 20)
+    set_against({"orthros": ours, "llama": peer})
+    assert (ours["over_peer"], ours["all_over_peer"], peer["over_peer"]) == (0.5, [0.5, 0.25, 0.75], 1)
+    assert "speedup" not in ours
 
 
 def test_what_is_written_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,51 @@
+"""The Makefile's benchmarks are commands that exist, with options that they have."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def benchmark_commands(target: str) -> list[tuple[str, list[str]]]:
+    """Module and arguments of every benchmark that `make TARGET` would run."""
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True)
+    found = []
+    for line in done.stdout.replace("\\\n", " ").splitlines():
+        match = re.search(r"python (?:benchmarks/(?!record_evidence)(\w+)\.py|-m (evaluation\.ttft)) (.*)", line)
+        if match:
+            found.append((match[2] or f"benchmarks.{match[1]}", shlex.split(match[3])))
+    return found
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize(
+    ("target", "count", "some"),
+    [
+        ("bench", 10, ["benchmarks.prefill", "benchmarks.training_step", "benchmarks.startup"]),
+        ("bench-gpu", 6, ["benchmarks.training_step", "evaluation.ttft"]),
+        ("evidence-performance", 9, ["benchmarks.prefill", "benchmarks.scoring_speed", "benchmarks.data_loading"]),
+        ("evidence-base-stream-memory", 1, ["benchmarks.base_stream_memory"]),
+    ],
+)
+def test_benchmarks_have_their_options(target: str, count: int, some: list[str]) -> None:
+    commands = benchmark_commands(target)
+    assert len(commands) == count
+    assert set(some) <= {module for module, _ in commands}
+    outputs = [importlib.import_module(module).build_parser().parse_args(given).output for module, given in commands]
+    assert len(set(outputs)) == count  # none overwrites another's
+    if target.startswith("evidence"):
+        assert {output.parent for output in outputs} == {Path("docs/evidence")}
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_a_compiled_training_step_is_measured_on_a_gpu() -> None:
+    steps = [given for module, given in benchmark_commands("bench-gpu") if module == "benchmarks.training_step"]
+    assert ["--compile" in given for given in steps] == [False, True, False]
