@@ -131,7 +131,7 @@ def time_set(
     records = []
     for arm in ARMS:
         flops = full if arm == "hf" else plan_flops(models[arm].model.config, pairs, share=True)
-        speedup, processor_speedup = (_speedup(each["hf"], each[arm]) for each in (wall, processor))
+        speedup, processor_speedup = (_median_quotient(each["hf"], each[arm]) for each in (wall, processor))
         records.append(
             {
                 "case": f"{name} {arm}",
@@ -146,6 +146,9 @@ def time_set(
                 "documents_per_second": documents / statistics.median(wall[arm]),
                 "flops": flops,
                 "speedup": speedup,
+                "all_speedup": _quotients(wall["hf"], wall[arm]),
+                "over_peer": _median_quotient(wall[arm], wall["hf"]),
+                "all_over_peer": _quotients(wall[arm], wall["hf"]),
                 "processor_speedup": processor_speedup,
                 "flop_ratio": full / flops,
                 "share": speedup / (full / flops),
@@ -158,9 +161,13 @@ def time_set(
     return records
 
 
-def _speedup(theirs: Sequence[float], ours: Sequence[float]) -> float:
-    """Median over the rounds of their time over ours."""
-    return statistics.median(a / b for a, b in zip(theirs, ours, strict=True))
+def _quotients(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Round by round."""
+    return [a / b for a, b in zip(above, below, strict=True)]
+
+
+def _median_quotient(above: Sequence[float], below: Sequence[float]) -> float:
+    return statistics.median(_quotients(above, below))
 
 
 def _times(

@@ -78,6 +78,8 @@ def test_speedups_are_of_wall_time_and_paired_by_round(monkeypatch: pytest.Monke
     records = scoring_speed.time_set("s", [("a", "b")], 1, dict.fromkeys(wall, lm), 3)
     assert [each["speedup"] for each in records] == [1.0, 2.0, 4.0]
     assert [each["processor_speedup"] for each in records] == [1.0, 1.0, 2.0]
+    assert [each["over_peer"] for each in records] == [1.0, 0.5, 0.25]
+    assert records[2]["all_over_peer"] == [0.25] * 3
     for each in records:
         assert each["share"] == each["speedup"] / each["flop_ratio"]
         assert each["processor_share"] == each["processor_speedup"] / each["flop_ratio"]
