@@ -1,7 +1,7 @@
 """The lm-eval adapter: either arm answers the harness's requests, scored and prefilled as the method allows.
 
-Tokenization follows lm-eval's own `hf` model, so that scores are comparable: BOS only where the tokenizer adds it and
-never twice, a continuation is what the joint encoding has behind the context's own, truncation is from the left.
+Tokenization follows lm-eval's own `hf` model, so that scores are comparable: BOS only where the tokenizer adds it or
+`add_bos_token` asks for it, never twice, a continuation is what the joint encoding has behind the context's own, truncation is from the left.
 
     simple_evaluate(model=OrthrosLM(pretrained="DIR"), tasks=[…])
     python -m evaluation.harness --model orthros --model_args pretrained=DIR --tasks hellaswag
@@ -50,7 +50,7 @@ class OrthrosLM(TemplateLM):
         device: torch device; under torchrun "cuda" becomes this rank's.
         dtype: one of model_folder.DTYPES.
         max_length: most tokens that the model reads; None: its positions.
-        add_bos_token: whether texts begin with BOS; None: as the tokenizer does by itself.
+        add_bos_token: whether texts begin with BOS, also where the tokenizer adds none; None: as it does by itself.
         base_window: read a Llama-family folder as Orthros with this window.
         base_sinks: its sinks.
         share_prefix: prefill what requests have in common once.
@@ -91,6 +91,10 @@ class OrthrosLM(TemplateLM):
         self.batch_size = batch_size or "auto"
         self._limit = BatchLimit.of(self.batch_size, self._device)
         self.max_length = int(max_length or self.model.config.max_position_embeddings)
+        if add_bos_token and self.tokenizer.bos_token_id is None:
+            raise InputError(
+                f"add_bos_token was asked for, but the tokenizer of {pretrained.source} has no BOS; leave it out"
+            )
         self.add_bos_token = add_bos_token
         self._scorer = Scorer(self.model, self.batch_size, share_prefix, int(chunk_size))
         self._chunk_size = int(chunk_size)
