@@ -48,7 +48,7 @@ class OrthrosLM(TemplateLM):
         pretrained: a folder (`model_source.load_evaluated_model`), or a model that is loaded already.
         batch_size: sequences of one forward, or "auto".
         device: torch device; under torchrun "cuda" becomes this rank's.
-        dtype: one of model_folder.DTYPES.
+        dtype: one of model_folder.DTYPES, or torch's name of it.
         max_length: most tokens that the model reads; None: its positions.
         add_bos_token: whether texts begin with BOS, also where the tokenizer adds none; None: as it does by itself.
         base_window: read a Llama-family folder as Orthros with this window.

@@ -18,14 +18,25 @@ if TYPE_CHECKING:
 
     from orthros_train.model import OrthrosForCausalLM
 
-DTYPES = ("auto", "fp32", "bf16", "fp64")
+_TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
+DTYPES = ("auto", *_TORCH_NAMES)  # torch's names, which lm-eval uses, are as good: see `dtype_name`
+
+
+def dtype_name(name: str) -> str:
+    """Torch's name of a dtype ("float32") as the one of DTYPES; any other text as it is. Also an argparse type."""
+    return next((ours for ours, theirs in _TORCH_NAMES.items() if name == theirs), name)
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of one of DTYPES other than `auto`."""
+    """The torch dtype of one of DTYPES other than `auto`, in either spelling; raises InputError for another."""
     import torch  # noqa: PLC0415
 
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[name]
+    known = _TORCH_NAMES.get(dtype_name(name))
+    if known is None:
+        both = ", ".join(f"{ours} ({theirs})" for ours, theirs in _TORCH_NAMES.items())
+        raise InputError(f"dtype {name!r} is not known; give one of auto, {both}")
+    found: torch.dtype = getattr(torch, known)
+    return found
 
 
 def torch_device(name: str) -> torch.device:
@@ -75,8 +86,9 @@ def load_model(
 ) -> OrthrosForCausalLM:
     """The model of `folder` in evaluation mode on `device`.
 
-    `dtype` is one of DTYPES (`auto`: the one the folder was saved in); `overrides` replace keys of config.json.
-    Raises InputError for a folder that is missing, incomplete or damaged, and for a device that is not there.
+    `dtype` is one of DTYPES in either spelling (`auto`: the one the folder was saved in); `overrides` replace keys of
+    config.json. Raises InputError for a folder that is missing, incomplete or damaged, for a device that is not there
+    and for an unknown dtype.
     """
     folder = Path(folder)
     read_config(folder)

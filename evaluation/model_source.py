@@ -50,13 +50,14 @@ def load_evaluated_model(
 
     Args:
         source: a folder as listed above.
-        dtype: one of model_folder.DTYPES; auto is the dtype that the weights are stored in.
+        dtype: one of model_folder.DTYPES, or torch's name of it; auto is the dtype that the weights are stored in.
         device: a torch device.
         base_window: read a Llama-family folder as Orthros with this window.
         base_sinks: its sinks; None: 1, as in a conversion.
 
     Raises:
-        InputError: not a model of these kinds, damaged, without tokenizer, or a window for a model that has its own.
+        InputError: not a model of these kinds, damaged, without tokenizer, an unknown dtype, or a window for a model that has
+            its own.
     """
     folder = Path(source)
     if not folder.is_dir():

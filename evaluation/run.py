@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from evaluation.command_line import whole_numbers
 from evaluation.files import write_output
-from evaluation.model_folder import DTYPES
+from evaluation.model_folder import DTYPES, dtype_name
 from evaluation.suites.catalog import DEFAULT_LONG_LENGTHS, SUITE_NAMES, Suite, SuiteOptions, find_suites, find_tasks
 from evaluation.suites.data_sources import DataSource, HubSource, MirrorSource, PackageSource
 from evaluation.suites.task_card import TaskCard, TaskSetting
@@ -60,7 +60,7 @@ def build_parser() -> CommandParser:
     )
     model = parser.add_argument_group("model")
     model.add_argument("--batch-size", default="auto", help="sequences of a forward, or auto; default: auto")
-    model.add_argument("--dtype", choices=DTYPES, default="auto", help="default: auto, the one it was saved in")
+    model.add_argument("--dtype", type=dtype_name, choices=DTYPES, default="auto", help="default: auto, the one it was saved in")
     model.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     model.add_argument("--max-length", type=positive_int, metavar="N", help="default: the model's positions")
     model.add_argument("--base-window", type=positive_int, metavar="W", help="read a Llama-family folder as Orthros")

@@ -23,7 +23,7 @@ from evaluation.command_line import whole_numbers
 from evaluation.files import prepare_output, write_output
 from evaluation.html_page import table, write_report
 from evaluation.machine import describe_machine
-from evaluation.model_folder import DTYPES, torch_device
+from evaluation.model_folder import DTYPES, dtype_name, torch_device
 from evaluation.paper import DECODE, TTFT
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.errors import InputError
@@ -247,7 +247,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--prompt-lengths", type=whole_numbers, default=[2048, 8192], help="default: 2048,8192")
     parser.add_argument("--base-window", type=positive_int, metavar="W", help="w of the Orthros arm")
     parser.add_argument("--attention-kernel", metavar="NAME", help="default: the model's own")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="default: auto, fp32")
+    parser.add_argument("--dtype", type=dtype_name, choices=DTYPES, default="auto", help="default: auto, fp32")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     parser.add_argument("--repeats", type=positive_int, default=3, help="timed prefills; default: 3")
     parser.add_argument("--decode-steps", type=positive_int, default=32, help="timed steps; default: 32")

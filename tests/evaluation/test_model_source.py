@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from evaluation import cache_check, run, ttft
+from evaluation.benchmarking.models import add_model_options
 from evaluation.model_folder import load_model
 from evaluation.model_source import load_evaluated_model
+from orthros_train.command_line import CommandParser
 from orthros_train.conversion.from_checkpoint import export_hf
 from orthros_train.conversion.from_llama import OrthrosForm, to_orthros
 from orthros_train.errors import InputError
 from tests.evaluation.tiny_models import save_llama, save_orthros
 from tests.training.conftest import corpus  # noqa: F401  a fixture
-from tests.training.small_runs import run, small_config
+from tests.training.small_runs import run as run_training
+from tests.training.small_runs import small_config
 
 IDS = torch.arange(60)[None]
 
 
 def test_a_checkpoint_is_its_export(tmp_path: Path, corpus: Path) -> None:  # noqa: F811
-    assert run(small_config(tmp_path / "run", corpus), 1) == 0
+    assert run_training(small_config(tmp_path / "run", corpus), 1) == 0
     evaluated = load_evaluated_model(tmp_path / "run")
     assert evaluated.kind == "checkpoint"
     assert Path(evaluated.source).name.startswith("step_")
@@ -48,6 +53,36 @@ def test_dtypes(tmp_path: Path) -> None:
     assert load_evaluated_model(folder).model.dtype == torch.float32
     assert load_evaluated_model(folder, dtype="bf16").model.dtype == torch.bfloat16
     assert load_evaluated_model(save_llama(tmp_path / "llama"), dtype="bf16").model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("save", [save_orthros, save_llama])
+def test_a_dtype_is_known_by_our_name_and_by_torchs(save: Callable[[Path], Path], tmp_path: Path) -> None:
+    """lm-eval's command line takes torch's names, and results.json records them."""
+    folder = save(tmp_path / "model")
+    for ours, theirs in (("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16"), ("fp64", "float64")):
+        for name in (ours, theirs):
+            model = load_evaluated_model(folder, dtype=name).model
+            assert model.dtype == getattr(torch, theirs)
+            assert model(IDS).logits.isfinite().all()
+    for unknown in ("int8", "Float32", "", "float"):
+        with pytest.raises(InputError, match=r"dtype '\w*' is not known; give one of auto, fp32 \(float32\), bf16"):
+            load_evaluated_model(folder, dtype=unknown)
+
+
+def _benchmark() -> CommandParser:
+    parser = CommandParser("", "")
+    add_model_options(parser)
+    return parser
+
+
+@pytest.mark.parametrize("build", [run.build_parser, ttft.build_parser, cache_check.build_parser, _benchmark])
+def test_every_command_takes_both_names_of_a_dtype(build: Callable[[], CommandParser]) -> None:
+    needed = ["--output", "x", "--model", "m"] if build is not _benchmark else ["--output", "x"]
+    for name in ("fp32", "float32"):
+        assert build().parse_args([*needed, "--dtype", name]).dtype == "fp32"
+    assert build().parse_args([*needed, "--dtype", "bfloat16"]).dtype == "bf16"
+    with pytest.raises(InputError, match="argument --dtype: invalid choice: 'int8'"):
+        build().parse_args([*needed, "--dtype", "int8"])
 
 
 def test_incomplete_weights_are_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from evaluation import run
+from evaluation.lm_eval_model import OrthrosLM
 from evaluation.model_source import load_evaluated_model
 from evaluation.suites import data_sets
 from evaluation.suites.catalog import SUITE_NAMES, SuiteOptions, find_suites, find_tasks
@@ -414,6 +415,19 @@ def test_tokens_are_counted_without_the_bos_that_the_tokenizer_adds(data: Path, 
         found.append(results["results"]["text_text"])
     for metric in ("token_perplexity,none", "byte_perplexity,none"):
         assert found[0][metric] == pytest.approx(found[1][metric], rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_results_name_the_model_as_the_harness_is_given_it(
+    model: Path, data: Path, tmp_path: Path, dtype: str
+) -> None:
+    """What results.json says of the model makes the same model again."""
+    results = evaluate(model, data, tmp_path / "out", "--tasks", "piqa", "--limit", "1", "--dtype", dtype)
+    given = results["config"]["model_args"]
+    text = ",".join(f"{name}={value}" for name, value in given.items())
+    again = OrthrosLM.create_from_arg_string(text, {"batch_size": "1", "device": "cpu"})
+    info = again.get_model_info()
+    assert {"pretrained": info["model_source"], "dtype": info["model_dtype"], "max_length": info["max_length"]} == given
 
 
 def test_a_data_set_without_a_pinned_commit_is_reported_so(model: Path, tmp_path: Path) -> None:
