@@ -359,7 +359,9 @@ def build_parser() -> CommandParser:
         type=positive_int,
         help="check with this base window instead of the model's: shorter lengths, a faster check",
     )
-    parser.add_argument("--dtype", type=dtype_name, choices=DTYPES, default="auto", help="dtype beside float64 (default: the model's)")
+    parser.add_argument(
+        "--dtype", type=dtype_name, choices=DTYPES, default="auto", help="dtype beside float64 (default: the model's)"
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--seed", type=seed, default=0, help="seed of the token ids (default: 0)")
     return parser

@@ -1,7 +1,8 @@
 """The lm-eval adapter: either arm answers the harness's requests, scored and prefilled as the method allows.
 
 Tokenization follows lm-eval's own `hf` model, so that scores are comparable: BOS only where the tokenizer adds it or
-`add_bos_token` asks for it, never twice, a continuation is what the joint encoding has behind the context's own, truncation is from the left.
+`add_bos_token` asks for it, never twice; a continuation is what the joint encoding has behind the context's own;
+truncation is from the left.
 
     simple_evaluate(model=OrthrosLM(pretrained="DIR"), tasks=[…])
     python -m evaluation.harness --model orthros --model_args pretrained=DIR --tasks hellaswag
@@ -9,10 +10,10 @@ Tokenization follows lm-eval's own `hf` model, so that scores are comparable: BO
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -31,13 +32,31 @@ from torch import Tensor
 from torch import distributed as dist
 
 from evaluation.generation import continue_prompts
-from evaluation.model_source import EvaluatedModel, load_evaluated_model
+from evaluation.model_folder import torch_device
+from evaluation.model_source import EvaluatedModel, load_evaluated_model, settled_source
 from evaluation.scoring import CHUNK_SIZE, BatchLimit, Scorer
 from evaluation.text_tokens import encode, prefix_token, whole_text
 from orthros_train.data.progress import Progress
 from orthros_train.errors import InputError
+from orthros_train.launch_environment import environment_number
 
 DEFAULT_NEW_TOKENS = 256
+LONGEST_WAIT = timedelta(weeks=52)  # for a rank whose documents take longer, as in lm-eval's `hf`
+
+
+def own_device(name: str) -> torch.device:
+    """This rank's device; under torchrun "cuda" is the GPU of its number.
+
+    Raises:
+        InputError: it is not there, or several ranks were given one GPU.
+    """
+    device = torch_device(name)
+    ranks = environment_number("WORLD_SIZE", 1)
+    if device.type != "cuda" or ranks == 1:
+        return device
+    if device.index is not None:
+        raise InputError(f"device {name} would hold the models of all {ranks} ranks; give cuda, one GPU a rank")
+    return torch_device(f"cuda:{environment_number('LOCAL_RANK', 0)}")
 
 
 @register_model("orthros")
@@ -47,7 +66,7 @@ class OrthrosLM(TemplateLM):
     Args:
         pretrained: a folder (`model_source.load_evaluated_model`), or a model that is loaded already.
         batch_size: sequences of one forward, or "auto".
-        device: torch device; under torchrun "cuda" becomes this rank's.
+        device: torch device (`own_device`); a loaded model stays where it is.
         dtype: one of model_folder.DTYPES, or torch's name of it.
         max_length: most tokens that the model reads; None: its positions.
         add_bos_token: whether texts begin with BOS, also where the tokenizer adds none; None: as it does by itself.
@@ -78,11 +97,15 @@ class OrthrosLM(TemplateLM):
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        self._join_ranks(device or "cpu")
+        loaded = isinstance(pretrained, EvaluatedModel)
+        self._join_ranks(pretrained.model.device if loaded else own_device(device or "cpu"))
         if not isinstance(pretrained, EvaluatedModel):
-            place = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else (device or "cpu")
             pretrained = load_evaluated_model(
-                pretrained, dtype=dtype, device=place, base_window=base_window, base_sinks=base_sinks
+                self._of_rank_0(partial(settled_source, pretrained)),
+                dtype=dtype,
+                device=str(own_device(device or "cpu")),
+                base_window=base_window,
+                base_sinks=base_sinks,
             )
         self.evaluated = pretrained
         self.model: Any = pretrained.model
@@ -106,14 +129,22 @@ class OrthrosLM(TemplateLM):
 
     # Ranks: every rank has the whole model and answers its share of the documents.
 
-    def _join_ranks(self, device: str) -> None:
-        self._made_group = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
+    def _join_ranks(self, device: torch.device) -> None:
+        self._made_group = environment_number("WORLD_SIZE", 1) > 1 and not dist.is_initialized()
         if self._made_group:
-            if device.startswith("cuda"):
-                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-            dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=LONGEST_WAIT)
         if dist.is_initialized():
             self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+
+    def _of_rank_0(self, find: Callable[[], str]) -> str:
+        """What rank 0 finds, on every rank."""
+        if self.world_size == 1:
+            return find()
+        found = [find() if self.rank == 0 else ""]
+        dist.broadcast_object_list(found, src=0)
+        return found[0]
 
     @contextmanager
     def alone(self) -> Iterator[None]:

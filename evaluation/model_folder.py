@@ -5,6 +5,8 @@ transformers and torch are imported inside the functions, so that a command's `-
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +83,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     return content
 
 
+@contextmanager
+def loading_errors(folder: Path, device: str) -> Iterator[None]:
+    """Inside the block what goes wrong while the model in `folder` is read and moved is one line, an InputError."""
+    try:
+        yield
+    except damaged_model_errors() as error:
+        if is_out_of_memory(error):
+            raise InputError(f"{device} has too little memory for the model in {folder}; use --dtype bf16") from error
+        raise InputError(f"cannot load the model in {folder}: {error}") from error
+
+
 def load_model(
     folder: str | Path, *, dtype: str = "auto", device: str = "cpu", overrides: dict[str, Any] | None = None
 ) -> OrthrosForCausalLM:
@@ -97,14 +110,10 @@ def load_model(
 
     place = torch_device(device)
     wanted: torch.dtype | str = "auto" if dtype == "auto" else torch_dtype(dtype)
-    try:
+    with loading_errors(folder, device):
         config = OrthrosConfig.from_pretrained(folder, **(overrides or {}))
         model, problems = load_weights(folder, config, wanted)
         model.to(place)  # type: ignore[arg-type]
-    except damaged_model_errors() as error:
-        if is_out_of_memory(error):
-            raise InputError(f"{device} has too little memory for the model in {folder}") from error
-        raise InputError(f"cannot load the model in {folder}: {error}") from error
     for name, problem in problems.items():
         more = f" ({len(problems)} tensors in all do not fit)" if len(problems) > 1 else ""
         raise InputError(f"the weights in {folder} do not fit its config.json: {name} {problem}{more}")

@@ -60,7 +60,9 @@ def build_parser() -> CommandParser:
     )
     model = parser.add_argument_group("model")
     model.add_argument("--batch-size", default="auto", help="sequences of a forward, or auto; default: auto")
-    model.add_argument("--dtype", type=dtype_name, choices=DTYPES, default="auto", help="default: auto, the one it was saved in")
+    model.add_argument(
+        "--dtype", type=dtype_name, choices=DTYPES, default="auto", help="default: auto, the one it was saved in"
+    )
     model.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     model.add_argument("--max-length", type=positive_int, metavar="N", help="default: the model's positions")
     model.add_argument("--base-window", type=positive_int, metavar="W", help="read a Llama-family folder as Orthros")

@@ -75,7 +75,9 @@ def build_parser() -> CommandParser:
         help="end before this string, which may span tokens; may be given several times; \\n and \\t are understood",
     )
     parser.add_argument("--stream", action="store_true", help="print the text while it is made")
-    parser.add_argument("--dtype", type=dtype_name, choices=DTYPES, default="auto", help="default: auto, the one the model was saved in")
+    parser.add_argument(
+        "--dtype", type=dtype_name, choices=DTYPES, default="auto", help="default: auto, the one the model was saved in"
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     return parser
 

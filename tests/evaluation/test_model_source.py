@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +12,16 @@ from transformers import LlamaForCausalLM
 
 from evaluation import cache_check, run, ttft
 from evaluation.benchmarking.models import add_model_options
+from evaluation.lm_eval_model import OrthrosLM
 from evaluation.model_folder import load_model
 from evaluation.model_source import load_evaluated_model
 from orthros_train.command_line import CommandParser
 from orthros_train.conversion.from_checkpoint import export_hf
 from orthros_train.conversion.from_llama import OrthrosForm, to_orthros
 from orthros_train.errors import InputError
+from orthros_train.model import OrthrosForCausalLM
+from orthros_train.training import checkpoint_folders
+from tests.distributed import run_distributed
 from tests.evaluation.tiny_models import save_llama, save_orthros
 from tests.training.conftest import corpus  # noqa: F401  a fixture
 from tests.training.small_runs import run as run_training
@@ -30,10 +35,62 @@ def test_a_checkpoint_is_its_export(tmp_path: Path, corpus: Path) -> None:  # no
     evaluated = load_evaluated_model(tmp_path / "run")
     assert evaluated.kind == "checkpoint"
     assert Path(evaluated.source).name.startswith("step_")
-    exported = load_model(export_hf(tmp_path / "run", tmp_path / "export"))
-    with torch.no_grad():
-        assert torch.equal(evaluated.model(IDS).logits, exported(IDS).logits)
+    export_hf(tmp_path / "run", tmp_path / "export")
+    for dtype in ("auto", "bf16", "float64"):
+        exported = load_model(tmp_path / "export", dtype=dtype)
+        model = load_evaluated_model(tmp_path / "run", dtype=dtype).model
+        assert model.dtype == exported.dtype
+        with torch.no_grad():
+            assert torch.equal(model(IDS).logits, exported(IDS).logits)
+        assert model.generation_config.to_dict() == exported.generation_config.to_dict()
+        assert not model.training
     assert evaluated.tokenizer.decode(list(b"text")) == "text"
+
+
+def test_ranks_load_the_same_checkpoint_of_a_run_in_progress(tmp_path: Path, corpus: Path) -> None:  # noqa: F811
+    """Rank 0 looks before the newest is there, rank 1 after."""
+    config = small_config(tmp_path / "run", corpus, checkpoint__interval_steps=3)
+    assert run_training(config, 1) == 0
+    newest, before = checkpoint_folders.checkpoint_folders(tmp_path / "run" / "checkpoints")[:2]
+
+    def work() -> str:
+        torch.set_num_threads(1)
+        if torch.distributed.get_rank() == 0:
+            seen = checkpoint_folders.checkpoint_folders
+            checkpoint_folders.checkpoint_folders = lambda folder: seen(folder)[1:]
+        return OrthrosLM(str(tmp_path / "run")).evaluated.source
+
+    assert newest != before
+    assert run_distributed(work, 2) == [str(before)] * 2
+
+
+def test_what_no_rank_can_load_is_one_line_on_each(tmp_path: Path) -> None:
+    def work() -> str:
+        with pytest.raises(InputError, match="no checkpoint in") as refused:
+            OrthrosLM(str(tmp_path))
+        return str(refused.value)
+
+    assert len(set(run_distributed(work, 2))) == 1
+
+
+@pytest.mark.parametrize("save", [save_orthros, save_llama])
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (torch.OutOfMemoryError("no room"), "cpu has too little memory for the model in .*; use --dtype bf16"),
+        (RuntimeError("device lost"), "cannot load the model in .*: device lost"),
+    ],
+)
+def test_a_device_that_cannot_take_the_model_is_named(
+    save: Callable[[Path], Path], error: Exception, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise error
+
+    folder = save(tmp_path / "model")
+    monkeypatch.setattr(OrthrosForCausalLM, "to", refuse)
+    with pytest.raises(InputError, match=message):
+        load_evaluated_model(folder)
 
 
 def test_a_llama_is_its_own_model_and_its_conversion(tmp_path: Path) -> None:

@@ -418,9 +418,7 @@ def test_tokens_are_counted_without_the_bos_that_the_tokenizer_adds(data: Path, 
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_results_name_the_model_as_the_harness_is_given_it(
-    model: Path, data: Path, tmp_path: Path, dtype: str
-) -> None:
+def test_results_name_the_model_as_the_harness_is_given_it(model: Path, data: Path, tmp_path: Path, dtype: str) -> None:
     """What results.json says of the model makes the same model again."""
     results = evaluate(model, data, tmp_path / "out", "--tasks", "piqa", "--limit", "1", "--dtype", dtype)
     given = results["config"]["model_args"]
