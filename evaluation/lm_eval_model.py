@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -32,31 +31,14 @@ from torch import Tensor
 from torch import distributed as dist
 
 from evaluation.generation import continue_prompts
-from evaluation.model_folder import torch_device
 from evaluation.model_source import EvaluatedModel, load_evaluated_model, settled_source
+from evaluation.ranks import from_rank_0, join_ranks, own_device
 from evaluation.scoring import CHUNK_SIZE, BatchLimit, Scorer
 from evaluation.text_tokens import encode, prefix_token, whole_text
 from orthros_train.data.progress import Progress
 from orthros_train.errors import InputError
-from orthros_train.launch_environment import environment_number
 
 DEFAULT_NEW_TOKENS = 256
-LONGEST_WAIT = timedelta(weeks=52)  # for a rank whose documents take longer, as in lm-eval's `hf`
-
-
-def own_device(name: str) -> torch.device:
-    """This rank's device; under torchrun "cuda" is the GPU of its number.
-
-    Raises:
-        InputError: it is not there, or several ranks were given one GPU.
-    """
-    device = torch_device(name)
-    ranks = environment_number("WORLD_SIZE", 1)
-    if device.type != "cuda" or ranks == 1:
-        return device
-    if device.index is not None:
-        raise InputError(f"device {name} would hold the models of all {ranks} ranks; give cuda, one GPU a rank")
-    return torch_device(f"cuda:{environment_number('LOCAL_RANK', 0)}")
 
 
 @register_model("orthros")
@@ -66,9 +48,9 @@ class OrthrosLM(TemplateLM):
     Args:
         pretrained: a folder (`model_source.load_evaluated_model`), or a model that is loaded already.
         batch_size: sequences of one forward, or "auto".
-        device: torch device (`own_device`); a loaded model stays where it is.
+        device: torch device (`ranks.own_device`); a loaded model stays where it is.
         dtype: one of model_folder.DTYPES, or torch's name of it.
-        max_length: most tokens that the model reads; None: its positions.
+        max_length: most tokens that the model reads, no more than its positions; None: these.
         add_bos_token: whether texts begin with BOS, also where the tokenizer adds none; None: as it does by itself.
         base_window: read a Llama-family folder as Orthros with this window.
         base_sinks: its sinks.
@@ -97,23 +79,27 @@ class OrthrosLM(TemplateLM):
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        loaded = isinstance(pretrained, EvaluatedModel)
-        self._join_ranks(pretrained.model.device if loaded else own_device(device or "cpu"))
-        if not isinstance(pretrained, EvaluatedModel):
+        if isinstance(pretrained, EvaluatedModel):
+            self._made_group = join_ranks(pretrained.model.device)
+        else:
+            place = own_device(device or "cpu")
+            self._made_group = join_ranks(place)
             pretrained = load_evaluated_model(
-                self._of_rank_0(partial(settled_source, pretrained)),
+                from_rank_0(partial(settled_source, pretrained)),
                 dtype=dtype,
-                device=str(own_device(device or "cpu")),
+                device=str(place),
                 base_window=base_window,
                 base_sinks=base_sinks,
             )
+        if dist.is_initialized():
+            self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self.evaluated = pretrained
         self.model: Any = pretrained.model
         self.tokenizer: Any = pretrained.tokenizer
         self._device = self.model.device
         self.batch_size = batch_size or "auto"
         self._limit = BatchLimit.of(self.batch_size, self._device)
-        self.max_length = int(max_length or self.model.config.max_position_embeddings)
+        self.max_length = self._checked_length(max_length)
         if add_bos_token and self.tokenizer.bos_token_id is None:
             raise InputError(
                 f"add_bos_token was asked for, but the tokenizer of {pretrained.source} has no BOS; leave it out"
@@ -127,24 +113,16 @@ class OrthrosLM(TemplateLM):
         self._asked: Sequence[Instance] = ()  # the requests at hand
         self._counted: set[int] = set()  # ids of those that are in `truncated`
 
-    # Ranks: every rank has the whole model and answers its share of the documents.
+    def _checked_length(self, max_length: int | None) -> int:
+        positions = int(self.model.config.max_position_embeddings)
+        if max_length and int(max_length) > positions:
+            raise InputError(
+                f"max_length {max_length} exceeds the {positions} positions of {self.evaluated.source}; lower it, or, "
+                "to try the model beyond them, set max_position_embeddings in its config.json (RoPE has no last one)"
+            )
+        return int(max_length or positions)
 
-    def _join_ranks(self, device: torch.device) -> None:
-        self._made_group = environment_number("WORLD_SIZE", 1) > 1 and not dist.is_initialized()
-        if self._made_group:
-            if device.type == "cuda":
-                torch.cuda.set_device(device)
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=LONGEST_WAIT)
-        if dist.is_initialized():
-            self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
-
-    def _of_rank_0(self, find: Callable[[], str]) -> str:
-        """What rank 0 finds, on every rank."""
-        if self.world_size == 1:
-            return find()
-        found = [find() if self.rank == 0 else ""]
-        dist.broadcast_object_list(found, src=0)
-        return found[0]
+    # Ranks.
 
     @contextmanager
     def alone(self) -> Iterator[None]:

@@ -228,12 +228,15 @@ def recall_card(name: str, task: RecallTask, data: DataSet, cut_length: int) -> 
     def count(setting: TaskSetting) -> int:
         return sum(task.can_be_cut(row) for row in setting.source.split(data, split))
 
+    def reads(_: TaskSetting) -> list[tuple[DataSet, str]]:
+        return [(data, split)]
+
     def describe(setting: TaskSetting) -> dict[str, Any]:
         return {**setting.source.describe(data), "split": split, "cut_tokens": cut_length}
 
     about = {"name": data.name, "hub": data.hub, "config": data.config, "license": data.license}
     prompt = " ".join((task.prompt.__doc__ or "").split())
-    return TaskCard(name, about, prompt, "contains,none", 0, VERSION, build, describe, count=count)
+    return TaskCard(name, about, prompt, "contains,none", 0, VERSION, build, describe, count=count, reads=reads)
 
 
 def recall_cards(length: int) -> tuple[TaskCard, ...]:

@@ -17,8 +17,9 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from evaluation import lm_eval_model
 from evaluation.generation import continue_prompts
-from evaluation.lm_eval_model import OrthrosLM, own_device
+from evaluation.lm_eval_model import OrthrosLM
 from evaluation.model_source import load_evaluated_model
+from evaluation.ranks import own_device
 from evaluation.text_tokens import whole_text
 from orthros_train.errors import InputError
 from tests.distributed import run_distributed
