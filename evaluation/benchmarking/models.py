@@ -141,14 +141,14 @@ def shape_settings(config: OrthrosConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def enough_memory(device: str) -> Iterator[None]:
-    """Turn torch's error about memory that does not suffice into one line, an InputError."""
+def enough_memory(device: str, remedy: str = "ask for less of it, or for fewer --arms") -> Iterator[None]:
+    """Turn torch's error about memory that does not suffice into one line with a remedy, an InputError."""
     try:
         yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise InputError(f"{device} has too little memory for this; ask for less of it, or for fewer --arms") from error
+        raise InputError(f"{device} has too little memory for this; {remedy}") from error
 
 
 @contextmanager
