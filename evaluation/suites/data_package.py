@@ -34,6 +34,7 @@ class DataPackage:
         self._folder = cache / PACKAGE.replace("==", "-")
         self._files: Mapping[str, str] | None = None
         self._verified: set[str] = set()
+        self._problem: UnavailableError | None = None  # why it cannot be had; asked for once
 
     def file(self, name: str) -> Path:
         """A data file by its name in the archive, compared with its SHA-256 once in this process.
@@ -42,8 +43,14 @@ class DataPackage:
             UnavailableError: the package cannot be had.
             InputError: it is not the known one, or the file is missing or was altered.
         """
+        if self._problem is not None:
+            raise UnavailableError(str(self._problem))
         if self._files is None:
-            self._files = self._unpacked()
+            try:
+                self._files = self._unpacked()
+            except UnavailableError as error:
+                self._problem = error
+                raise
         path = self._folder / name
         if name not in self._verified:
             if not path.is_file() or sha256_file(path) != self._files.get(name):
