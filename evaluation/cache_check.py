@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from evaluation.command_line import whole_numbers
 from evaluation.files import prepare_output, write_output
-from evaluation.model_folder import DTYPES, load_model
+from evaluation.model_folder import DTYPES, dtype_name, load_model
 from orthros_train.command_line import CommandParser, positive_int, run_command, seed
 from orthros_train.errors import InputError
 
@@ -359,7 +359,9 @@ def build_parser() -> CommandParser:
         type=positive_int,
         help="check with this base window instead of the model's: shorter lengths, a faster check",
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="dtype beside float64 (default: the model's)")
+    parser.add_argument(
+        "--dtype", type=dtype_name, choices=DTYPES, default="auto", help="dtype beside float64 (default: the model's)"
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--seed", type=seed, default=0, help="seed of the token ids (default: 0)")
     return parser

@@ -48,12 +48,15 @@ def find_run_suites(section: SuitesSection) -> list[Suite]:
 
 def open_suites(section: SuitesSection, save_tokenizer: Callable[[Path], None]) -> RunSuites:
     """An `orthros_train.training.suites.OpenSuites`."""
+    from orthros_train.model import OrthrosConfig  # noqa: PLC0415  slow imports
+
     suites = find_run_suites(section)
     with tempfile.TemporaryDirectory() as folder:
         save_tokenizer(Path(folder))
         tokenizer = load_folder_tokenizer(folder)
+        max_length = OrthrosConfig.from_pretrained(folder).max_position_embeddings
     try:
-        setting = TaskSetting(KeptSource(_source(section)), tokenizer, limit=section.limit)
+        setting = TaskSetting(KeptSource(_source(section)), tokenizer, limit=section.limit, max_length=max_length)
         return RunSuites(suites, setting, section.skip_unavailable)
     except InputError as error:
         raise InputError(f"evaluation.suites: {error} ({OPTIONS})") from error

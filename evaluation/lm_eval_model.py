@@ -1,7 +1,8 @@
 """The lm-eval adapter: either arm answers the harness's requests, scored and prefilled as the method allows.
 
-Tokenization follows lm-eval's own `hf` model, so that scores are comparable: BOS only where the tokenizer adds it and
-never twice, a continuation is what the joint encoding has behind the context's own, truncation is from the left.
+Tokenization follows lm-eval's own `hf` model, so that scores are comparable: BOS only where the tokenizer adds it or
+`add_bos_token` asks for it, never twice; a continuation is what the joint encoding has behind the context's own;
+truncation is from the left.
 
     simple_evaluate(model=OrthrosLM(pretrained="DIR"), tasks=[…])
     python -m evaluation.harness --model orthros --model_args pretrained=DIR --tasks hellaswag
@@ -9,7 +10,6 @@ never twice, a continuation is what the joint encoding has behind the context's 
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +31,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 from evaluation.generation import continue_prompts
-from evaluation.model_source import EvaluatedModel, load_evaluated_model
+from evaluation.model_folder import is_out_of_memory
+from evaluation.model_source import EvaluatedModel, load_evaluated_model, settled_source
+from evaluation.ranks import from_rank_0, join_ranks, own_device
 from evaluation.scoring import CHUNK_SIZE, BatchLimit, Scorer
 from evaluation.text_tokens import encode, prefix_token, whole_text
 from orthros_train.data.progress import Progress
@@ -47,10 +49,10 @@ class OrthrosLM(TemplateLM):
     Args:
         pretrained: a folder (`model_source.load_evaluated_model`), or a model that is loaded already.
         batch_size: sequences of one forward, or "auto".
-        device: torch device; under torchrun "cuda" becomes this rank's.
-        dtype: one of model_folder.DTYPES.
-        max_length: most tokens that the model reads; None: its positions.
-        add_bos_token: whether texts begin with BOS; None: as the tokenizer does by itself.
+        device: torch device (`ranks.own_device`); a loaded model stays where it is.
+        dtype: one of model_folder.DTYPES, or torch's name of it.
+        max_length: most tokens that the model reads, no more than its positions; None: these.
+        add_bos_token: whether texts begin with BOS, also where the tokenizer adds none; None: as it does by itself.
         base_window: read a Llama-family folder as Orthros with this window.
         base_sinks: its sinks.
         share_prefix: prefill what requests have in common once.
@@ -78,19 +80,30 @@ class OrthrosLM(TemplateLM):
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        self._join_ranks(device or "cpu")
-        if not isinstance(pretrained, EvaluatedModel):
-            place = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else (device or "cpu")
+        if isinstance(pretrained, EvaluatedModel):
+            self._made_group = join_ranks(pretrained.model.device)
+        else:
+            place = own_device(device or "cpu")
+            self._made_group = join_ranks(place)
             pretrained = load_evaluated_model(
-                pretrained, dtype=dtype, device=place, base_window=base_window, base_sinks=base_sinks
+                from_rank_0(partial(settled_source, pretrained)),
+                dtype=dtype,
+                device=str(place),
+                base_window=base_window,
+                base_sinks=base_sinks,
             )
+        if dist.is_initialized():
+            self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self.evaluated = pretrained
         self.model: Any = pretrained.model
         self.tokenizer: Any = pretrained.tokenizer
-        self._device = self.model.device
         self.batch_size = batch_size or "auto"
         self._limit = BatchLimit.of(self.batch_size, self.model)
-        self.max_length = int(max_length or self.model.config.max_position_embeddings)
+        self.max_length = self._checked_length(max_length)
+        if add_bos_token and self.tokenizer.bos_token_id is None:
+            raise InputError(
+                f"add_bos_token was asked for, but the tokenizer of {pretrained.source} has no BOS; leave it out"
+            )
         self.add_bos_token = add_bos_token
         self._scorer = Scorer(self.model, self.batch_size, share_prefix, int(chunk_size))
         self._chunk_size = int(chunk_size)
@@ -100,16 +113,16 @@ class OrthrosLM(TemplateLM):
         self._asked: Sequence[Instance] = ()  # the requests at hand
         self._counted: set[int] = set()  # ids of those that are in `truncated`
 
-    # Ranks: every rank has the whole model and answers its share of the documents.
+    def _checked_length(self, max_length: int | None) -> int:
+        positions = int(self.model.config.max_position_embeddings)
+        if max_length and int(max_length) > positions:
+            raise InputError(
+                f"max_length {max_length} exceeds the {positions} positions of {self.evaluated.source}; lower it, or, "
+                "to try the model beyond them, set max_position_embeddings in its config.json (RoPE has no last one)"
+            )
+        return int(max_length or positions)
 
-    def _join_ranks(self, device: str) -> None:
-        self._made_group = int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized()
-        if self._made_group:
-            if device.startswith("cuda"):
-                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-            dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
-        if dist.is_initialized():
-            self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+    # Ranks.
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -300,7 +313,9 @@ class OrthrosLM(TemplateLM):
         """Continuations of a batch; where an automatic one does not fit into memory, in halves."""
         try:
             return self._generate_together(batch, prompts, requests)
-        except torch.OutOfMemoryError as error:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             if self._limit.rows is not None or len(batch) == 1:
                 raise InputError(
                     f"out of memory with {len(batch)} prompt(s) of up to {max(len(prompts[i]) for i in batch)} tokens "

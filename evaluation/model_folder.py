@@ -5,6 +5,8 @@ transformers and torch are imported inside the functions, so that a command's `-
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +20,25 @@ if TYPE_CHECKING:
 
     from orthros_train.model import OrthrosForCausalLM
 
-DTYPES = ("auto", "fp32", "bf16", "fp64")
+_TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
+DTYPES = ("auto", *_TORCH_NAMES)  # torch's names, which lm-eval uses, are as good: see `dtype_name`
+
+
+def dtype_name(name: str) -> str:
+    """Torch's name of a dtype ("float32") as the one of DTYPES; any other text as it is. Also an argparse type."""
+    return next((ours for ours, theirs in _TORCH_NAMES.items() if name == theirs), name)
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of one of DTYPES other than `auto`."""
+    """The torch dtype of one of DTYPES other than `auto`, in either spelling; raises InputError for another."""
     import torch  # noqa: PLC0415
 
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}[name]
+    known = _TORCH_NAMES.get(dtype_name(name))
+    if known is None:
+        both = ", ".join(f"{ours} ({theirs})" for ours, theirs in _TORCH_NAMES.items())
+        raise InputError(f"dtype {name!r} is not known; give one of auto, {both}")
+    found: torch.dtype = getattr(torch, known)
+    return found
 
 
 def torch_device(name: str) -> torch.device:
@@ -70,13 +83,25 @@ def read_config(folder: Path) -> dict[str, Any]:
     return content
 
 
+@contextmanager
+def loading_errors(folder: Path, device: str) -> Iterator[None]:
+    """Inside the block what goes wrong while the model in `folder` is read and moved is one line, an InputError."""
+    try:
+        yield
+    except damaged_model_errors() as error:
+        if is_out_of_memory(error):
+            raise InputError(f"{device} has too little memory for the model in {folder}; use --dtype bf16") from error
+        raise InputError(f"cannot load the model in {folder}: {error}") from error
+
+
 def load_model(
     folder: str | Path, *, dtype: str = "auto", device: str = "cpu", overrides: dict[str, Any] | None = None
 ) -> OrthrosForCausalLM:
     """The model of `folder` in evaluation mode on `device`.
 
-    `dtype` is one of DTYPES (`auto`: the one the folder was saved in); `overrides` replace keys of config.json.
-    Raises InputError for a folder that is missing, incomplete or damaged, and for a device that is not there.
+    `dtype` is one of DTYPES in either spelling (`auto`: the one the folder was saved in); `overrides` replace keys of
+    config.json. Raises InputError for a folder that is missing, incomplete or damaged, for a device that is not there
+    and for an unknown dtype.
     """
     folder = Path(folder)
     read_config(folder)
@@ -85,14 +110,10 @@ def load_model(
 
     place = torch_device(device)
     wanted: torch.dtype | str = "auto" if dtype == "auto" else torch_dtype(dtype)
-    try:
+    with loading_errors(folder, device):
         config = OrthrosConfig.from_pretrained(folder, **(overrides or {}))
         model, problems = load_weights(folder, config, wanted)
         model.to(place)  # type: ignore[arg-type]
-    except damaged_model_errors() as error:
-        if is_out_of_memory(error):
-            raise InputError(f"{device} has too little memory for the model in {folder}") from error
-        raise InputError(f"cannot load the model in {folder}: {error}") from error
     for name, problem in problems.items():
         more = f" ({len(problems)} tensors in all do not fit)" if len(problems) > 1 else ""
         raise InputError(f"the weights in {folder} do not fit its config.json: {name} {problem}{more}")

@@ -1,20 +1,20 @@
 """One way in for every model that can be evaluated, so that both arms go through the same code.
 
 * an Orthros folder (`model_type: orthros`), of either architecture;
-* a training checkpoint or a run's folder: its newest checkpoint is exported to a temporary folder first;
+* a training checkpoint, or a run's folder, which stands for its newest checkpoint;
 * a Llama-family folder: read as the transformer arm, or as Orthros where a base window is given, with identity affines.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.model_folder import load_folder_tokenizer, load_model, torch_device, torch_dtype
-from orthros_train.errors import InputError, damaged_model_errors
+from evaluation.model_folder import load_folder_tokenizer, load_model, loading_errors, torch_device, torch_dtype
+from orthros_train.errors import InputError
 from orthros_train.model_folder.weights import MISSING, load_weights
 
 if TYPE_CHECKING:
@@ -50,13 +50,14 @@ def load_evaluated_model(
 
     Args:
         source: a folder as listed above.
-        dtype: one of model_folder.DTYPES; auto is the dtype that the weights are stored in.
+        dtype: one of model_folder.DTYPES, or torch's name of it; auto is the dtype that the weights are stored in.
         device: a torch device.
         base_window: read a Llama-family folder as Orthros with this window.
         base_sinks: its sinks; None: 1, as in a conversion.
 
     Raises:
-        InputError: not a model of these kinds, damaged, without tokenizer, or a window for a model that has its own.
+        InputError: not a model of these kinds, damaged, without tokenizer, an unknown dtype, or a window for a model
+            that has its own.
     """
     folder = Path(source)
     if not folder.is_dir():
@@ -84,6 +85,18 @@ def load_evaluated_model(
     return EvaluatedModel(str(source), "orthros folder", load_model(folder, dtype=dtype, device=device), tokenizer)
 
 
+def settled_source(source: str | Path) -> str:
+    """The checkpoint that `source` stands for at this moment, where it is a run's folder; else `source` itself."""
+    from orthros_train.training.checkpoint_folders import find_checkpoint  # noqa: PLC0415
+
+    folder = Path(source)
+    if (folder / "config.json").is_file():
+        return str(source)
+    with suppress(InputError):  # loading it says what is wrong
+        return str(find_checkpoint(folder))
+    return str(source)
+
+
 def _model_type(folder: Path) -> str | None:
     """`model_type` of the folder's config.json; None where the folder looks like a training run instead."""
     path = folder / "config.json"
@@ -97,14 +110,15 @@ def _model_type(folder: Path) -> str | None:
 
 
 def _load_checkpoint(folder: Path, dtype: str, device: str) -> EvaluatedModel:
-    from orthros_train.conversion.from_checkpoint import export_hf  # noqa: PLC0415  imports DeepSpeed
-    from orthros_train.training.checkpoint_folders import find_checkpoint  # noqa: PLC0415
+    place = torch_device(device)
+    from orthros_train.conversion.from_checkpoint import checkpoint_model  # noqa: PLC0415  imports DeepSpeed
+    from orthros_train.training.checkpoint_folders import HF_FOLDER, find_checkpoint  # noqa: PLC0415
 
     checkpoint = find_checkpoint(folder)
-    with tempfile.TemporaryDirectory() as scratch:
-        exported = export_hf(checkpoint, Path(scratch) / "model")
-        tokenizer = load_folder_tokenizer(exported)
-        model = load_model(exported, dtype=dtype, device=device)
+    tokenizer = load_folder_tokenizer(checkpoint / HF_FOLDER)
+    with loading_errors(checkpoint, device):
+        model = checkpoint_model(checkpoint, torch_dtype("fp32" if dtype == "auto" else dtype))
+        model.to(place)  # type: ignore[arg-type]
     return EvaluatedModel(str(checkpoint), "checkpoint", model, tokenizer)
 
 
@@ -112,7 +126,7 @@ def _load_llama(
     folder: Path, dtype: str, device: str, base_window: int | None, base_sinks: int | None
 ) -> OrthrosForCausalLM:
     """The weights of a Llama-family folder in our own classes, without writing a folder."""
-    torch_device(device)
+    place = torch_device(device)
     from orthros_train.conversion.from_llama import OrthrosForm  # noqa: PLC0415
     from orthros_train.conversion.source_config import read_source_config  # noqa: PLC0415
     from orthros_train.model_folder.model_parameters import build_config, is_affine  # noqa: PLC0415
@@ -129,11 +143,10 @@ def _load_llama(
     form = OrthrosForm(base_window=window, base_sinks=sinks, architecture=architecture)
     config = build_config({**described.orthros_values(), **form.values()}, f"{folder}/config.json")
     wanted: Any = "auto" if dtype == "auto" else torch_dtype(dtype)
-    try:
+    with loading_errors(folder, device):
         model, problems = load_weights(folder, config, wanted)
-    except damaged_model_errors() as error:
-        raise InputError(f"cannot load the model in {folder}: {error}") from error
+        model.to(place)  # type: ignore[arg-type]
     for name, problem in problems.items():
         if problem != MISSING or not is_affine(name):  # no Llama has query affines
             raise InputError(f"the weights in {folder} do not fit its config.json: {name} {problem}")
-    return model.to(device).eval()  # type: ignore[arg-type]
+    return model.eval()

@@ -48,16 +48,18 @@ def read_results(folder: Path) -> dict[str, Any]:
     """results.json of an evaluation; raises InputError where there is none that this project wrote."""
     path = folder / "results.json" if folder.is_dir() else folder
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
             f"{path} cannot be read ({error.strerror}); name the output folder of an evaluation"
         ) from error
     except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}") from error
-    if "orthros" not in content:
+    ours = content.get("orthros") if isinstance(content, dict) else None
+    if not isinstance(ours, dict) or not all(isinstance(ours.get(part), dict) for part in ("suites", "records")):
         raise InputError(f"{path} was not written by python -m evaluation.run; its documents' scores are not there")
-    return content
+    found: dict[str, Any] = content
+    return found
 
 
 def compare(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from evaluation.command_line import whole_numbers
 from evaluation.files import write_output
-from evaluation.model_folder import DTYPES
+from evaluation.model_folder import DTYPES, dtype_name
 from evaluation.suites.catalog import DEFAULT_LONG_LENGTHS, SUITE_NAMES, Suite, SuiteOptions, find_suites, find_tasks
-from evaluation.suites.data_sources import DataSource, HubSource, MirrorSource, PackageSource
+from evaluation.suites.data_sources import DataSource, HubSource, KeptSource, MirrorSource, PackageSource
 from evaluation.suites.task_card import TaskCard, TaskSetting
 from orthros_train.command_line import CommandParser, count, positive_int, run_command, seed
 from orthros_train.errors import InputError
@@ -60,7 +60,9 @@ def build_parser() -> CommandParser:
     )
     model = parser.add_argument_group("model")
     model.add_argument("--batch-size", default="auto", help="sequences of a forward, or auto; default: auto")
-    model.add_argument("--dtype", choices=DTYPES, default="auto", help="default: auto, the one it was saved in")
+    model.add_argument(
+        "--dtype", type=dtype_name, choices=DTYPES, default="auto", help="default: auto, the one it was saved in"
+    )
     model.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     model.add_argument("--max-length", type=positive_int, metavar="N", help="default: the model's positions")
     model.add_argument("--base-window", type=positive_int, metavar="W", help="read a Llama-family folder as Orthros")
@@ -129,12 +131,13 @@ def evaluate_suites(
         GaveUpError: on all ranks, if the adapter of one was told to give up.
     """
     from evaluation.machine import describe_machine  # noqa: PLC0415
+    from evaluation.ranks import of_all_ranks  # noqa: PLC0415
     from evaluation.task_runs import TaskRunner, harness_results, require_data  # noqa: PLC0415
     from orthros_train.data.progress import Progress  # noqa: PLC0415
     from orthros_train.training.run_folder import git_commit  # noqa: PLC0415
 
     cards: dict[str, TaskCard] = {card.name: card for suite in suites for card in suite.cards}
-    present, missing = require_data(list(cards.values()), setting, skip_unavailable)
+    present, missing = require_data(list(cards.values()), setting, skip_unavailable, of_all_ranks)
     started = time.time()
     runner = TaskRunner(lm, folder, setting, chat, samples)
     records: dict[str, Any] = {}
@@ -270,7 +273,14 @@ def _evaluate(options: argparse.Namespace, suites: Sequence[Suite], source: Data
         base_window=options.base_window,
         base_sinks=options.base_sinks,
     )
-    setting = TaskSetting(source, lm.tokenizer, options.seed, options.documents or 100, options.limit)
+    setting = TaskSetting(
+        KeptSource(source),
+        lm.tokenizer,
+        options.seed,
+        options.documents or 100,
+        options.limit,
+        max_length=lm.max_length,
+    )
     results = evaluate_suites(
         lm,
         suites,

@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from evaluation.example_draws import draw_as_one_rank
 from evaluation.files import plain_json, write_output
 from evaluation.suite_scores import grouped_score, stderr_name, task_score
+from evaluation.suites.data_sets import UnavailableError
 from evaluation.suites.perplexity import METRICS, standard_error
 from evaluation.suites.task_card import TaskCard, TaskSetting
 from orthros_train.errors import InputError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 # What lm-eval's results of a task hold besides `results`, by task name.
 PER_TASK = ("configs", "versions", "n-shot", "higher_is_better", "n-samples")
+Missing = dict[str, str]  # why tasks are left out, by their names
 SAMPLE_FIELDS = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "doc_hash")
 
 
@@ -270,22 +272,56 @@ def _group_results(group: str, members: Sequence[str], records: Mapping[str, Map
     }
 
 
-def require_data(cards: Sequence[TaskCard], setting: TaskSetting, skip: bool) -> tuple[list[TaskCard], dict[str, str]]:
-    """The tasks whose data set the source knows, and why the others are left out.
+def require_data(
+    cards: Sequence[TaskCard],
+    setting: TaskSetting,
+    skip: bool,
+    of_all_ranks: Callable[[Missing], Sequence[Missing]] = lambda missing: [missing],
+) -> tuple[list[TaskCard], dict[str, str]]:
+    """The tasks that can be asked, all that they read having been opened, and why the others are left out.
+
+    Args:
+        cards: of the tasks.
+        setting: data source, and the model's length.
+        skip: leave out tasks that the source has no data for.
+        of_all_ranks: gathers what is missing on each rank, so that all leave out the same tasks.
+
+    Returns:
+        The tasks that are left, and the reasons by name of the others; a task that is longer than the model can read
+        is always one of these.
 
     Raises:
-        InputError: one is missing and `skip` is false, or all are.
+        InputError: data are missing and `skip` is false, are damaged, or no task is left.
     """
-    present, missing = [], {}
+    missing: Missing = {}
     for card in cards:
+        if (reason := _too_long(card, setting)) is not None:
+            missing[card.name] = reason
+            continue
         try:
             card.describe(setting)
-        except InputError as error:
+            for data_set, split in card.reads(setting):
+                setting.source.split(data_set, split)
+        except UnavailableError as error:
             if not skip:
                 raise InputError(f"task {card.name}: {error}; or leave it out with --skip-unavailable") from error
             missing[card.name] = str(error)
-        else:
-            present.append(card)
+        except InputError as error:
+            raise InputError(f"task {card.name}: {error}") from error
+    for of_rank in reversed(of_all_ranks(missing)):  # the first rank's reason counts
+        missing |= of_rank
+    present = [card for card in cards if card.name not in missing]
     if not present:
-        raise InputError(f"no task has data: {next(iter(missing.values()))}")
+        task, reason = next(iter(missing.items()))
+        raise InputError(f"no task is left: {task}: {reason}")
     return present, missing
+
+
+def _too_long(card: TaskCard, setting: TaskSetting) -> str | None:
+    """Why a model of the setting's length cannot be asked, if it cannot."""
+    if card.tokens is None or setting.max_length is None or card.tokens <= setting.max_length:
+        return None
+    return (
+        f"it takes {card.tokens:,} tokens, and the model reads {setting.max_length:,}; ask for smaller --lengths, or "
+        "evaluate a model with more positions"
+    )

@@ -26,13 +26,16 @@ def encode(
         tokenizer: of the model.
         text: to encode.
         add_bos: whether texts begin with BOS, unless they are spelled with it; None: as the tokenizer does by itself.
-        add_special_tokens: overrides both.
+            True puts it before texts of a tokenizer that adds none, too.
+        add_special_tokens: whether this text gets any, spelled or not.
     """
     if add_special_tokens is None:
         spelled = text.startswith(str(tokenizer.decode([prefix_token(tokenizer)])))
         add_special_tokens = False if spelled else add_bos
     options = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-    return list(tokenizer.encode(text, **options))
+    tokens = list(tokenizer.encode(text, **options))
+    lacks_bos = add_bos and add_special_tokens and tokens[:1] != [tokenizer.bos_token_id]
+    return [int(tokenizer.bos_token_id), *tokens] if lacks_bos else tokens
 
 
 def whole_text(tokenizer: PreTrainedTokenizerBase, text: str, add_bos: bool | None = None) -> list[int]:

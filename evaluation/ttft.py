@@ -6,24 +6,26 @@
 * The arms are measured in turn, after a warm-up each, and medians are reported. Weights are random: times do not
   depend on them.
 * Peak memory is measured in a process of its own for each arm and length: what the prefill needs beyond the weights.
+* Where memory does not suffice for a length, that and the longer ones are left out, by name; the shorter ones count.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.benchmarking.models import build_model, check_kernel, recipe_config
+from evaluation.benchmarking.models import arm_and_length, build_model, check_kernel, enough_memory, recipe_config
 from evaluation.benchmarking.peak_memory import MIB, in_own_process, memory_growth_mib
 from evaluation.command_line import whole_numbers
 from evaluation.files import prepare_output, write_output
 from evaluation.html_page import table, write_report
 from evaluation.machine import describe_machine
-from evaluation.model_folder import DTYPES, torch_device
+from evaluation.model_folder import DTYPES, dtype_name, torch_device
 from evaluation.paper import DECODE, TTFT
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.errors import InputError
@@ -31,9 +33,11 @@ from orthros_train.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from orthros_train.model import OrthrosConfig
+    from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
 
 GIB = 2**30
+ARMS = ("transformer", "orthros")
+LESS_MEMORY = "use shorter --prompt-lengths or --dtype bf16"
 DESCRIPTION = """Measure time to first token, decoding speed and peak memory of both arms against prompt length.
 
 The model is described by a folder's config.json or a training configuration; the arm it is not is derived from it.
@@ -68,7 +72,7 @@ def arm_configs(options: argparse.Namespace) -> dict[str, OrthrosConfig]:
     arms = {each.architecture: each for each in (other_arm(chosen), chosen)}
     if arms["orthros"].base_window is None:
         raise InputError("the Orthros arm needs a window: pass --base-window W")
-    return {arm: arms[arm] for arm in ("transformer", "orthros")}
+    return {arm: arms[arm] for arm in ARMS}
 
 
 def _dtype(options: argparse.Namespace) -> str:
@@ -79,6 +83,7 @@ def _named_config(options: argparse.Namespace) -> OrthrosConfig:
     if options.config is not None:
         return recipe_config(options.config)
     from evaluation.model_folder import read_config  # noqa: PLC0415
+    from orthros_train.conversion.from_llama import OrthrosForm  # noqa: PLC0415
     from orthros_train.conversion.source_config import read_source_config  # noqa: PLC0415
     from orthros_train.model import OrthrosConfig  # noqa: PLC0415
     from orthros_train.model_folder.model_parameters import build_config  # noqa: PLC0415
@@ -88,38 +93,41 @@ def _named_config(options: argparse.Namespace) -> OrthrosConfig:
     if path.is_file() and '"orthros"' in path.read_text(encoding="utf-8", errors="replace"):
         read_config(folder)
         return OrthrosConfig.from_pretrained(folder)
-    values = {**read_source_config(folder).orthros_values(), "architecture": "transformer", "base_window": None}
-    return build_config(values, str(path))
+    architecture = "transformer" if options.base_window is None else "orthros"
+    form = OrthrosForm(options.base_window, architecture=architecture)
+    return build_config({**read_source_config(folder).orthros_values(), **form.values()}, str(path))
 
 
 def measure(options: argparse.Namespace, command: Sequence[str]) -> dict[str, Any]:
-    """All figures, JSON-ready; `command` are the arguments that a child process builds the same models from."""
+    """All figures, JSON-ready; `command` are the arguments that a child process builds the same models from.
+
+    Raises:
+        InputError: as arm_configs, or memory does not suffice for the shortest prompt.
+    """
     import torch  # noqa: PLC0415
 
-    from evaluation.arm_times import measure_decode, measure_prefill  # noqa: PLC0415
     from orthros_train.data.progress import Progress  # noqa: PLC0415
     from orthros_train.model.parameter_count import parameter_count  # noqa: PLC0415
 
     configs = arm_configs(options)
-    models = {arm: build_model(config, _dtype(options), options.device) for arm, config in configs.items()}
+    with enough_memory(options.device, LESS_MEMORY):
+        models = {arm: build_model(config, _dtype(options), options.device) for arm, config in configs.items()}
     records: dict[tuple[str, int], dict[str, Any]] = {}
-    lengths = sorted(set(options.prompt_lengths))
-    with Progress("prompt lengths", len(lengths)) as progress:
-        for number, length in enumerate(lengths):
+    wanted, reason = sorted(set(options.prompt_lengths)), ""
+    with Progress("prompt lengths", len(wanted)) as progress:
+        for number, length in enumerate(wanted):
             progress.update(number, f"{length:,} tokens")
-            for each in measure_prefill(models, [length], options.repeats):
-                records[each["arm"], length] = {
-                    "arm": each["arm"],
-                    "prompt_length": length,
-                    "ttft_seconds": each["seconds"],
-                    "all_ttft_seconds": each["all_seconds"],
-                    "prefill_flops": each["flops"],
-                }
-            for each in measure_decode(models, [length], options.decode_steps):
-                records[each["arm"], length] |= {"decode_tokens_per_second": 1 / each["seconds"]}
+            try:
+                records |= _times(models, length, options)
+            except InputError as error:
+                if not records:
+                    raise
+                reason = str(error)
+                break
+    lengths = [length for length in wanted if ("orthros", length) in records]
     del models
     for (arm, length), record in records.items():
-        record["peak_memory_gib"] = _peak_in_child(command, arm, length)
+        record.update(_peak_in_child(command, arm, length))
     return {
         "batch": 1,
         "concurrency": 1,
@@ -134,8 +142,35 @@ def measure(options: argparse.Namespace, command: Sequence[str]) -> dict[str, An
         "parameters": {arm: parameter_count(config).total for arm, config in configs.items()},
         "records": [records[arm, length] for length in lengths for arm in configs],
         "ratios": [_ratio(records, length) for length in lengths],
+        "left_out": {"prompt_lengths": [length for length in wanted if length not in lengths], "reason": reason},
+        "paper": {
+            "origin": TTFT.origin,
+            "ttft_seconds": {arm: TTFT.of(arm) for arm in ARMS},
+            "decode_tokens_per_second": {arm: DECODE.of(arm) for arm in ARMS},
+        },
         "machine": describe_machine(),
     }
+
+
+def _times(
+    models: Mapping[str, OrthrosForCausalLM], length: int, options: argparse.Namespace
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """Records of both arms at one length, without peak memory. Raises InputError where memory does not suffice."""
+    from evaluation.arm_times import measure_decode, measure_prefill  # noqa: PLC0415
+
+    records: dict[tuple[str, int], dict[str, Any]] = {}
+    with enough_memory(options.device, LESS_MEMORY):
+        for each in measure_prefill(models, [length], options.repeats):
+            records[each["arm"], length] = {
+                "arm": each["arm"],
+                "prompt_length": length,
+                "ttft_seconds": each["seconds"],
+                "all_ttft_seconds": each["all_seconds"],
+                "prefill_flops": each["flops"],
+            }
+        for each in measure_decode(models, [length], options.decode_steps):
+            records[each["arm"], length] |= {"decode_tokens_per_second": 1 / each["seconds"]}
+    return records
 
 
 def _ratio(records: Mapping[tuple[str, int], Mapping[str, Any]], length: int) -> dict[str, Any]:
@@ -148,19 +183,31 @@ def _ratio(records: Mapping[tuple[str, int], Mapping[str, Any]], length: int) ->
     }
 
 
-def _peak_in_child(command: Sequence[str], arm: str, length: int) -> float:
+def _peak_in_child(command: Sequence[str], arm: str, length: int) -> dict[str, Any]:
+    """`peak_memory_gib`; None with a `peak_memory_problem` where it cannot be measured: the times are there already."""
     arguments = ["-m", "evaluation.ttft", *command, "--peak-of", f"{arm}:{length}"]
-    return float(in_own_process(arguments, f"the peak memory of {arm} at {length} tokens")["peak_memory_gib"])
+    try:
+        return dict(in_own_process(arguments, f"the peak memory of {arm} at {length} tokens"))
+    except InputError as error:
+        return {"peak_memory_gib": None, "peak_memory_problem": str(error)}
 
 
 def peak_memory(options: argparse.Namespace) -> float:
-    """GiB that one prefill needs at most beyond what the process holds before it; for `--peak-of`, in this process."""
+    """GiB that one prefill needs at most beyond what the process holds before it; for `--peak-of`, in this process.
+
+    Raises:
+        InputError: as arm_configs, not one of its arms, or memory does not suffice.
+    """
     import torch  # noqa: PLC0415
 
-    arm, length = options.peak_of.split(":")
-    model = build_model(arm_configs(options)[arm], _dtype(options), options.device)
-    ids = torch.zeros(1, int(length), dtype=torch.int64, device=model.device)
-    return memory_growth_mib(lambda: model.prefill(ids), options.device) * MIB / GIB
+    arm, length = options.peak_of
+    if arm not in ARMS:
+        raise InputError(f"--peak-of {arm}: the arms are {' and '.join(ARMS)}")
+    config = arm_configs(options)[arm]
+    with enough_memory(options.device, LESS_MEMORY):
+        model = build_model(config, _dtype(options), options.device)
+        ids = torch.zeros(1, length, dtype=torch.int64, device=model.device)
+        return memory_growth_mib(lambda: model.prefill(ids), options.device) * MIB / GIB
 
 
 def ttft_plot(results: Mapping[str, Any]) -> Figure:
@@ -174,7 +221,7 @@ def ttft_plot(results: Mapping[str, Any]) -> Figure:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9.2, 3.4), layout="constrained")
         left, right = figure.add_subplot(1, 2, 1), figure.add_subplot(1, 2, 2)
-        for arm in ("transformer", "orthros"):
+        for arm in ARMS:
             mine = [record for record in results["records"] if record["arm"] == arm]
             x = [record["prompt_length"] for record in mine]
             left.plot(x, [record["ttft_seconds"] for record in mine], "o-", color=COLORS[arm], label=LABELS[arm])
@@ -195,8 +242,13 @@ def ttft_plot(results: Mapping[str, Any]) -> Figure:
         return figure
 
 
-def markdown(results: Mapping[str, Any]) -> str:
-    """The report's text."""
+def plot_name(output: Path) -> str:
+    """Of the plot beside an output file; in characters that a page's link needs no escapes for."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", output.stem)
+
+
+def markdown(results: Mapping[str, Any], plot: str) -> str:
+    """The report's text; `plot` is the plot's name."""
     ratios = {ratio["prompt_length"]: ratio for ratio in results["ratios"]}
     rows = []
     for record in results["records"]:
@@ -210,9 +262,12 @@ def markdown(results: Mapping[str, Any]) -> str:
                 f"{ratio['ttft']:.2f}" if own else "",
                 f"{ratio['flops']:.2f}" if own else "",
                 f"{record['decode_tokens_per_second']:.4g}",
-                f"{record['peak_memory_gib']:.3f}",
+                "–" if record["peak_memory_gib"] is None else f"{record['peak_memory_gib']:.3f}",
             ]
         )
+    for arm in ARMS:
+        ratio = f"{TTFT.transformer / TTFT.orthros:.2f}" if arm == "orthros" else ""
+        rows.append(["128K", f"paper, {arm}", f"{TTFT.of(arm)}", ratio, "", f"{DECODE.of(arm)}", "–"])
     head = ["prompt", "arm", "TTFT (s)", "measured ratio", "FLOP limit", "decode tokens/s", "peak memory (GiB)"]
     device = results["device_name"] or f"{results['machine']['processor']}, {results['threads']} threads"
     return (
@@ -224,15 +279,24 @@ def markdown(results: Mapping[str, Any]) -> str:
                 f"{results['repeats']} prefills and {results['decode_steps']} decoding steps after a warm-up, random "
                 "weights. Peak memory is what one prefill needs beyond the weights.",
                 table(head, rows, numbers_from=2),
-                "![Time to first token](plots/ttft.png)",
+                *_gaps(results),
+                f"![Time to first token](plots/{plot}.png)",
                 "The ratio is the transformer's time over Orthros'; the FLOP limit is the same ratio of exact FLOPs.",
-                f"The paper's, not measured here ({TTFT.table}: {TTFT.setting}): transformer {TTFT.transformer} s, "
-                f"Orthros {TTFT.orthros} s, a ratio of {TTFT.transformer / TTFT.orthros:.2f}; decode only, "
-                f"{DECODE.transformer} and {DECODE.orthros} tokens/s, which does not imply faster decoding.",
+                f"The rows marked paper are {TTFT.origin}. Its tokens/s are of decoding alone; these two do not imply "
+                "faster decoding.",
             ]
         )
         + "\n"
     )
+
+
+def _gaps(results: Mapping[str, Any]) -> list[str]:
+    """Sentences on what could not be measured."""
+    left_out = results["left_out"]
+    lengths = ", ".join(f"{length:,}" for length in left_out["prompt_lengths"])
+    problems = [record["peak_memory_problem"] for record in results["records"] if "peak_memory_problem" in record]
+    gaps = [f"Left out, prompts of {lengths} tokens: {left_out['reason']}."] if lengths else []
+    return [*gaps, *(f"Left out: {problem}." for problem in problems)]
 
 
 def build_parser() -> CommandParser:
@@ -245,16 +309,18 @@ def build_parser() -> CommandParser:
     parser.add_argument("--prompt-lengths", type=whole_numbers, default=[2048, 8192], help="default: 2048,8192")
     parser.add_argument("--base-window", type=positive_int, metavar="W", help="w of the Orthros arm")
     parser.add_argument("--attention-kernel", metavar="NAME", help="default: the model's own")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="default: auto, fp32")
+    parser.add_argument("--dtype", type=dtype_name, choices=DTYPES, default="auto", help="default: auto, fp32")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     parser.add_argument("--repeats", type=positive_int, default=3, help="timed prefills; default: 3")
     parser.add_argument("--decode-steps", type=positive_int, default=32, help="timed steps; default: 32")
-    parser.add_argument("--peak-of", metavar="ARM:LENGTH", help="print the peak memory of one prefill and end")
+    parser.add_argument(
+        "--peak-of", type=arm_and_length, metavar="ARM:LENGTH", help="print the peak memory of one prefill and end"
+    )
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
+    """The command; returns its exit code, 1 where a length or a peak had to be left out."""
     command = list(sys.argv[1:] if arguments is None else arguments)
     options = build_parser().parse_args(command)
     if min(options.prompt_lengths) < 1:
@@ -266,10 +332,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare_output(options.output)
     results = measure(options, command)
     write_output(options.output, json.dumps(results, indent=1) + "\n")
-    text = markdown(results)
-    write_report(options.output.parent, options.output.stem, "Time to first token", text, {"ttft": ttft_plot(results)})
+    plot = plot_name(options.output)
+    text = markdown(results, plot)
+    write_report(options.output.parent, options.output.stem, "Time to first token", text, {plot: ttft_plot(results)})
     print(text)
-    return 0
+    return 1 if _gaps(results) else 0
 
 
 if __name__ == "__main__":

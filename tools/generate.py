@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from evaluation.model_folder import DTYPES, is_out_of_memory, load_folder_tokenizer, load_model
+from evaluation.model_folder import DTYPES, dtype_name, is_out_of_memory, load_folder_tokenizer, load_model
 from orthros_train.command_line import CommandParser, int_between, positive_int, run_command, seed, unicode_text
 from orthros_train.errors import InputError
 
@@ -75,7 +75,9 @@ def build_parser() -> CommandParser:
         help="end before this string, which may span tokens; may be given several times; \\n and \\t are understood",
     )
     parser.add_argument("--stream", action="store_true", help="print the text while it is made")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="default: auto, the one the model was saved in")
+    parser.add_argument(
+        "--dtype", type=dtype_name, choices=DTYPES, default="auto", help="default: auto, the one the model was saved in"
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     return parser
 

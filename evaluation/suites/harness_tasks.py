@@ -120,12 +120,26 @@ def harness_card(
     def describe(setting: TaskSetting) -> dict[str, Any]:
         return {**setting.source.describe(data), "split": scored_split(setting)}
 
+    def reads(setting: TaskSetting) -> list[tuple[DataSet, str]]:
+        splits = [scored_split(setting), *([shot_split] if shot_split and shots else [])]
+        return [(data, split) for split in splits]
+
     def count(setting: TaskSetting) -> int:
         return len(setting.source.split(data, scored_split(setting)))
 
     about = {"name": data.name, "hub": data.hub, "config": data.config, "license": data.license}
     return TaskCard(
-        name, about, prompt, metric, shots, version, build, describe, weight_group=weight_group, count=count
+        name,
+        about,
+        prompt,
+        metric,
+        shots,
+        version,
+        build,
+        describe,
+        weight_group=weight_group,
+        count=count,
+        reads=reads,
     )
 
 

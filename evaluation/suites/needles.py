@@ -1,9 +1,9 @@
 """The long suite: facts hidden in a long text, in the style of RULER (Hsieh et al. 2024), generated locally.
 
 Four tasks: one fact among filler; one fact among others of its kind; several values of one key; several keys asked at
-once. The text is as long as asked for in tokens of the evaluated model, the facts stand at random depths, and the
-score of a document is the share of the expected values that the answer contains. Own texts, so scores are not
-RULER's.
+once. Text and answer are together as long as asked for in tokens of the evaluated model (as in RULER), the facts stand
+at random depths, and the score of a document is the share of the expected values that the answer contains. Own texts,
+so scores are not RULER's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FILLER = (
 )
 SYLLABLES = ("ba", "de", "fi", "go", "ka", "lu", "me", "no", "pi", "ra", "so", "tu", "va", "wi", "zo")
 NEW_TOKENS = 64
-VERSION = 1
+VERSION = 2  # 2: the answer's tokens are part of the length
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,10 @@ def needle_document(
         else:
             high = middle - 1
     if _length(tokenizer, [*sentences[:low], *needles], question) > tokens:
-        raise InputError(f"{tokens} tokens have no room for the facts and the question; ask for a greater --lengths")
+        raise InputError(
+            f"{max(tokens, 0)} tokens before the answer have no room for the facts and the question; ask for greater "
+            "--lengths"
+        )
     text = sentences[:low]
     for needle in needles:
         text.insert(rng.randint(0, len(text)), needle)
@@ -119,14 +122,15 @@ def share_found(prediction: str, expected: Sequence[str]) -> float:
 
 
 def needle_card(kind: str, tokens: int) -> TaskCard:
-    """One of TASKS at a length of the whole prompt in tokens."""
+    """One of TASKS at a length of prompt and answer in tokens."""
     name = f"long_{kind}_{tokens}"
 
     def build(setting: TaskSetting) -> ConfigurableTask:
         from datasets import Dataset  # noqa: PLC0415
 
         rng = random.Random(f"{setting.seed} {name}")
-        rows = [needle_document(TASKS[kind], tokens, setting.tokenizer, rng) for _ in range(setting.documents)]
+        room = tokens - NEW_TOKENS
+        rows = [needle_document(TASKS[kind], room, setting.tokenizer, rng) for _ in range(setting.documents)]
         return make_task(
             {
                 "task": name,
@@ -149,7 +153,7 @@ def needle_card(kind: str, tokens: int) -> TaskCard:
         return {"source": "generated", "seed": setting.seed, "documents": setting.documents, "tokens": tokens}
 
     about = {"name": f"needles, {kind}", "hub": None, "config": None, "license": "generated here"}
-    return TaskCard(name, about, MEANINGS[kind], "found,none", 0, str(VERSION), build, describe)
+    return TaskCard(name, about, MEANINGS[kind], "found,none", 0, str(VERSION), build, describe, tokens=tokens)
 
 
 def needle_cards(lengths: Sequence[int]) -> tuple[TaskCard, ...]:

@@ -118,6 +118,7 @@ WIKITEXT = TaskCard(
     lambda setting: {**setting.source.describe(data_sets.WIKITEXT_PAGES), "split": "test"},
     higher_is_better=False,
     count=lambda setting: len(setting.source.split(data_sets.WIKITEXT_PAGES, "test")),
+    reads=lambda _: [(data_sets.WIKITEXT_PAGES, "test")],
 )
 
 

@@ -4,10 +4,11 @@ Prompts, cut, stop and metric follow the published evaluation (Arora et al. 2024
 HazyResearch/prefix-linear-attention at 7490f22): zero-shot, greedy, at most 48 tokens, up to the first newline; a
 document scores 1 if the text contains one of its answers, letter case aside.
 
-The cut keeps `length` - 50 tokens of the document: centered on the answer (SWDE, FDA, SQuAD, NQ), or the document's
-head (TriviaQA, DROP). Where NQ's first answer is not in the document, the first of its alternatives that is counts,
-then the position that the data set gives, if it gives one. Tokens are those of the evaluated model, as published.
-Documents whose answer has fewer than two characters are left out where the cut depends on the answer.
+The cut keeps `length` - 50 tokens of the document, of which BOS is one where the tokenizer adds it: centered on the
+answer (SWDE, FDA, SQuAD, NQ), or the document's head (TriviaQA, DROP). Where NQ's first answer is not in the document,
+the first of its alternatives that is counts, then the position that the data set gives, if it gives one. Tokens are
+those of the evaluated model, as published. Documents whose answer has fewer than two characters are left out where
+the cut depends on the answer.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 LENGTHS = (512, 1024, 2048)
 NQ_LENGTH = 2000  # NQ's documents come in three sizes; all are cut to this many tokens
 ANSWER_TOKENS, NEW_TOKENS = 50, 48
-VERSION = "1"  # 1: NQ's alternatives count in the order of their list
+VERSION = "2"  # 1: NQ's alternatives in the order of their list; 2: the cut counts BOS, NQ drops its question once
 SUMMARY = "Summary of information above..."  # begins the question that SWDE's texts end with
 MARKERS = re.compile(r"\[PAR\]|\[DOC\]|\[TLE\]")  # TriviaQA's paragraphs, documents and titles
 
@@ -38,11 +39,11 @@ Document = Mapping[str, Any]
 class TextTokenizer(Protocol):
     """What the cut asks of a tokenizer."""
 
-    def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]:
-        """Ids of a text."""
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, with the special tokens that it adds by itself."""
         ...
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str:
         """Text of ids."""
         ...
 
@@ -60,7 +61,7 @@ def cut_document(
     alternatives: Sequence[str] = (),
     fallback: int | None = None,
 ) -> str:
-    """`length` - 50 tokens of a document.
+    """`length` - 50 tokens of a document, special ones counted but left out of the text.
 
     Args:
         text: the document.
@@ -73,17 +74,17 @@ def cut_document(
         fallback: center in tokens, instead of the end of a document that is too long to stay whole.
     """
     text = text.strip()
-    tokens = tokenizer.encode(text, add_special_tokens=False)
+    tokens = tokenizer.encode(text)
     wanted = length - ANSWER_TOKENS
     center = 0
     if anchors is not None:
         place = _find(text, anchors, alternatives)
         before = text[: -1 if place is None else place]  # without its last character, as published
-        center = len(tokenizer.encode(before, add_special_tokens=False))
+        center = len(tokenizer.encode(before))
         if place is None and fallback is not None and center > wanted:
             center = fallback
     start = max(0, center - wanted // 2)
-    return tokenizer.decode(tokens[start : start + wanted])
+    return tokenizer.decode(tokens[start : start + wanted], skip_special_tokens=True)
 
 
 def _find(text: str, anchors: Sequence[str], alternatives: Sequence[str]) -> int | None:
@@ -123,16 +124,26 @@ def squad_prompt(document: Document) -> str:
     return str(document["text"]).strip()
 
 
-def question_prompt(document: Document) -> str:
-    """CONTEXT. QUESTION, for DROP and NQ."""
-    question = document["question"].strip()
-    context = _without_question(document["context"].strip(), question)
+def _asked(context: str, question: str) -> str:
     return f"{context.strip().strip('.')}. {question}".strip()
 
 
+def drop_prompt(document: Document) -> str:
+    """CONTEXT. QUESTION"""
+    question = document["question"].strip()
+    return _asked(_without_question(document["context"].strip(), question), question)
+
+
+def nq_prompt(document: Document) -> str:
+    """CONTEXT. QUESTION; a context that ends with the question loses it once, as it is spelled"""
+    question = document["question"].strip()
+    return _asked(document["context"].strip().removesuffix(question), question)
+
+
 def triviaqa_prompt(document: Document) -> str:
-    """CONTEXT. QUESTION, without TriviaQA's markers."""
-    return question_prompt({**document, "context": MARKERS.sub("", document["context"])})
+    """CONTEXT. QUESTION, without TriviaQA's markers"""
+    question = document["question"].strip()
+    return _asked(_without_question(MARKERS.sub("", document["context"].strip()), question), question)
 
 
 @dataclass(frozen=True)
@@ -185,8 +196,8 @@ SWDE = RecallTask(swde_prompt, "text", ("key", "value"), "value")
 FDA = RecallTask(fda_prompt, "text", ("key", "value"), "value")
 SQUAD = RecallTask(squad_prompt, "text", ("value",), "value")
 TRIVIAQA = RecallTask(triviaqa_prompt, "context", None, "answers")
-DROP = RecallTask(question_prompt, "context", None, "answers")
-NQ = RecallTask(question_prompt, "context", ("answers",), "answers")
+DROP = RecallTask(drop_prompt, "context", None, "answers")
+NQ = RecallTask(nq_prompt, "context", ("answers",), "answers")
 
 
 def recall_card(name: str, task: RecallTask, data: DataSet, cut_length: int) -> TaskCard:
@@ -228,12 +239,15 @@ def recall_card(name: str, task: RecallTask, data: DataSet, cut_length: int) -> 
     def count(setting: TaskSetting) -> int:
         return sum(task.can_be_cut(row) for row in setting.source.split(data, split))
 
+    def reads(_: TaskSetting) -> list[tuple[DataSet, str]]:
+        return [(data, split)]
+
     def describe(setting: TaskSetting) -> dict[str, Any]:
         return {**setting.source.describe(data), "split": split, "cut_tokens": cut_length}
 
     about = {"name": data.name, "hub": data.hub, "config": data.config, "license": data.license}
     prompt = " ".join((task.prompt.__doc__ or "").split())
-    return TaskCard(name, about, prompt, "contains,none", 0, VERSION, build, describe, count=count)
+    return TaskCard(name, about, prompt, "contains,none", 0, VERSION, build, describe, count=count, reads=reads)
 
 
 def recall_cards(length: int) -> tuple[TaskCard, ...]:

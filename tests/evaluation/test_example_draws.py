@@ -42,12 +42,12 @@ def test_every_document_has_the_same_examples_on_any_number_of_ranks(world_size:
 
 def test_a_run_of_two_ranks_asks_what_a_run_of_one_does(tmp_path: Path) -> None:
     """Three documents on two ranks, too: the request that the harness repeats is truncated once."""
-    model = save_orthros(tmp_path / "model")
+    model = save_orthros(tmp_path / "model", max_position_embeddings=300)
     found = {1: tmp_path / "one", 2: tmp_path / "two"}
 
     def work(folder: Path) -> dict[str, Any]:
         torch.set_num_threads(1)
-        lm = OrthrosLM(str(model), batch_size=4, dtype="fp32", max_length=300)
+        lm = OrthrosLM(str(model), batch_size=4, dtype="fp32")
         setting = TaskSetting(Rows(ROWS), lm.tokenizer, limit=3)
         return TaskRunner(lm, folder, setting, samples=True).run(GSM8K)
 

@@ -83,7 +83,7 @@ def test_whole_texts_count_the_tokens_that_are_predicted(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     plain = tokenizer.encode("the cat sat", add_special_tokens=False)
     assert whole_text(tokenizer, "the cat sat") == whole_text(tokenizer, "<s>the cat sat") == plain
-    assert whole_text(tokenizer, "the cat sat", add_bos=True) == plain
+    assert whole_text(tokenizer, "the cat sat", add_bos=True) == whole_text(tokenizer, "the cat sat", False) == plain
 
 
 def test_generated_texts_equal_the_harness(folder: Path, harness: HFLM) -> None:
@@ -108,6 +108,30 @@ def test_bos_stands_once(folder: Path) -> None:
     assert forced.tok_encode("<s>the cat").count(bos) == 1
     assert OrthrosLM(lm.evaluated, add_bos_token=False).tok_encode("the cat").count(bos) == 0
     assert lm.prefix_token_id == bos
+
+
+@pytest.mark.parametrize("add_bos", [None, True, False])
+def test_bos_where_it_is_asked_for_equals_the_harness(folder: Path, add_bos: bool | None) -> None:
+    """Also where the tokenizer adds none by itself; `hf` hands the flag to the tokenizer."""
+    given = {} if add_bos is None else {"add_bos_token": add_bos}
+    theirs = HFLM(pretrained=str(folder), device="cpu", batch_size=4, dtype="float32", **given)
+    ours = OrthrosLM(load_evaluated_model(folder, dtype="fp32"), batch_size=4, **given)
+    for text in (*CONTEXTS, "</s>the cat"):
+        assert ours.tok_encode(text) == theirs.tok_encode(text)
+        assert ours.tok_encode(text, add_special_tokens=False) == theirs.tok_encode(text, add_special_tokens=False)
+        if text:
+            assert ours._encode_pair(text, " the mat") == theirs._encode_pair(text, " the mat")
+    requests = scored_requests()
+    expected = theirs.loglikelihood(requests, disable_tqdm=True)
+    found = ours.loglikelihood(requests)
+    assert max(abs(a[0] - b[0]) for a, b in zip(found, expected, strict=True)) < 1e-3
+
+
+def test_bos_of_a_tokenizer_that_has_none_is_refused(folder: Path) -> None:
+    evaluated = load_evaluated_model(folder, dtype="fp32")
+    evaluated.tokenizer.bos_token = None
+    with pytest.raises(InputError, match="has no BOS; leave it out"):
+        OrthrosLM(evaluated, add_bos_token=True)
 
 
 def test_a_continuation_that_merges_with_its_context_is_what_the_joint_encoding_has_behind_it(folder: Path) -> None:
@@ -160,7 +184,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def generate(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], *arguments: Any) -> list[str]:
         tried.append(len(prompts))
         if len(prompts) > 2:
-            raise torch.OutOfMemoryError("out of memory")
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
         return continue_prompts(model, tokenizer, prompts, *arguments)
 
     monkeypatch.setattr(lm_eval_model, "continue_prompts", generate)

@@ -7,7 +7,8 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
-from evaluation.suites.needles import TASKS, needle_cards, needle_document, share_found
+from evaluation.suites.needles import NEW_TOKENS, TASKS, needle_cards, needle_document, share_found
+from evaluation.suites.task_card import TaskSetting
 from orthros_train.data.tokenizers import ByteTokenizer
 from orthros_train.errors import InputError
 
@@ -47,6 +48,15 @@ def test_too_short_a_text_is_refused(tokenizer: AutoTokenizer) -> None:
 
 def test_the_score_is_the_share_of_the_expected_values() -> None:
     assert share_found(" 1234567 and 7654321.", ["1234567", "7654321", "1111111", "2222222"]) == 0.5
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_prompt_and_answer_fill_the_length_together(kind: str, tokenizer: AutoTokenizer) -> None:
+    (card,) = [card for card in needle_cards([1500]) if kind == card.name.split("_")[1]]
+    setting = TaskSetting(None, tokenizer, documents=3)  # type: ignore[arg-type]
+    for document in card.build(setting).eval_docs:
+        assert 1500 - 75 < len(document["input"]) + NEW_TOKENS <= 1500
+    assert card.tokens == 1500
 
 
 def test_every_task_at_every_length() -> None:

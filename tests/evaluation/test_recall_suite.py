@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from evaluation.suites.recall import (
     DROP,
@@ -22,6 +24,7 @@ from evaluation.suites.recall import (
 from evaluation.suites.task_card import TaskSetting
 from orthros_train.errors import InputError
 from tests.evaluation.test_data_sources import Rows
+from tests.evaluation.tiny_models import save_merging_tokenizer
 
 
 class Words:
@@ -30,14 +33,24 @@ class Words:
     def __init__(self) -> None:
         self.words: list[str] = []
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        assert not add_special_tokens
+    def encode(self, text: str) -> list[int]:
         start = len(self.words)
         self.words += text.split()
         return list(range(start, len(self.words)))
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return " ".join(self.words[index] for index in token_ids)
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        assert skip_special_tokens
+        return " ".join(self.words[index] for index in token_ids if index != BOS)
+
+
+class WordsAfterBos(Words):
+    """The same after BOS."""
+
+    def encode(self, text: str) -> list[int]:
+        return [BOS, *super().encode(text)]
+
+
+BOS = -1
 
 
 def numbered(count: int) -> list[str]:
@@ -92,6 +105,26 @@ def numbered(count: int) -> list[str]:
             {"context": "Paris is big. ", "question": "What is big?", "answers": ["Paris"]},
             "Paris is big. What is big?",
         ),
+        (
+            NQ,
+            {"context": "Paris. what is big? What is big?", "question": "What is big?", "answers": ["Paris"]},
+            "Paris. what is big?. What is big?",  # once, and as it is spelled
+        ),
+        (
+            NQ,
+            {"context": "Paris.What is big?What is big?", "question": "What is big?", "answers": ["Paris"]},
+            "Paris.What is big?. What is big?",
+        ),
+        (
+            DROP,
+            {"context": "He ran.how far?How far?", "question": "How far?", "answers": ["3"]},
+            "He ran. How far?",  # every time, letter case aside
+        ),
+        (
+            TRIVIAQA,
+            {"context": "Oslo. Where? [PAR]", "question": "Where?", "answers": ["Norway"]},
+            "Oslo. Where?. Where?",  # what a marker stood behind is not the end
+        ),
     ],
 )
 def test_prompts(task: RecallTask, document: dict[str, Any], prompt: str) -> None:
@@ -132,6 +165,37 @@ def test_the_cut_at_the_documents_edges(place: int, kept: tuple[int, int]) -> No
     found = cut_document(" ".join(words), ["Answer"], Words(), 70).split()
     assert found == words[slice(*kept)]
     assert "Answer" in found
+
+
+@pytest.mark.parametrize(
+    ("place", "kept"), [(0, (0, 19)), (4, (0, 19)), (9, (0, 19)), (10, (0, 20)), (60, (50, 70)), (99, (89, 100))]
+)
+def test_bos_is_one_of_the_tokens_that_stay(place: int, kept: tuple[int, int]) -> None:
+    """Token 0 is BOS and word i token i + 1: of the 20 tokens that stay it is one where the cut is the head."""
+    words = numbered(100)
+    words[place] = "Answer"
+    assert cut_document(" ".join(words), ["Answer"], WordsAfterBos(), 70).split() == words[slice(*kept)]
+
+
+def test_bos_counts_at_the_head_at_the_end_and_before_a_token_position() -> None:
+    words = numbered(100)
+    text = " ".join(words)
+    assert cut_document(text, None, WordsAfterBos(), 70).split() == words[:19]
+    assert cut_document(text, ["absent"], WordsAfterBos(), 70).split() == words[90:]
+    assert cut_document(text, ["absent"], WordsAfterBos(), 70, fallback=60).split() == words[49:69]
+    short = " ".join(words[:19])  # 20 tokens, which are not more than stay: the position does not count
+    assert cut_document(short, ["absent"], WordsAfterBos(), 70, fallback=11).split() == words[9:19]
+    assert cut_document(f"{short} more", ["absent"], WordsAfterBos(), 70, fallback=11).split() == [*words[:19], "more"]
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_a_cut_by_a_real_tokenizer_is_a_part_of_the_text(adds_bos: bool, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(save_merging_tokenizer(tmp_path, adds_bos))
+    text = "the cat sat on the mat and the dog " * 30
+    assert len(tokenizer.encode(text)) > 100
+    head = cut_document(text, None, tokenizer, 70)
+    assert text.startswith(head)
+    assert len(tokenizer.encode(head)) == 20
 
 
 def test_an_answer_longer_than_the_second_half_is_cut_off_at_its_end() -> None:

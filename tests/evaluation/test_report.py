@@ -254,6 +254,16 @@ def test_only_documents_of_both_are_compared() -> None:
     assert (found["value"], found["documents"]) == (0.0, 2)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [5, None, [], "orthros", {}, {"orthros": None}, {"orthros": {}}, {"orthros": []}, {"orthros": {"suites": {}}}],
+)
+def test_json_that_is_no_evaluation_is_refused(content: Any, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"was not written by python -m evaluation\.run"):
+        report.main([str(tmp_path)])
+
+
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="name the output folder of an evaluation"):
         report.main([str(tmp_path / "absent")])

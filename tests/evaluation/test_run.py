@@ -5,20 +5,27 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from evaluation import run
+from evaluation.lm_eval_model import OrthrosLM
 from evaluation.model_source import load_evaluated_model
+from evaluation.ranks import of_all_ranks
 from evaluation.suites import data_sets
 from evaluation.suites.catalog import SUITE_NAMES, SuiteOptions, find_suites, find_tasks
+from evaluation.suites.data_sources import MirrorSource
 from evaluation.suites.harness_tasks import MMLU, MMLU_SUBJECTS
 from evaluation.suites.task_card import TaskSetting
+from evaluation.task_runs import require_data
 from orthros_train.errors import InputError
 from orthros_train.training.run_folder import git_commit
+from tests.distributed import run_distributed
 from tests.evaluation.test_data_sources import PIQA_ROWS, Rows
 from tests.evaluation.tiny_models import save_llama, save_merging_tokenizer, save_orthros
 from tools.mirror_datasets import mirror
@@ -31,6 +38,11 @@ FDA_ROWS = [{"text": f"{LONG_TEXT}Maker: Acme. {LONG_TEXT}", "key": "maker", "va
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_orthros(tmp_path_factory.mktemp("model") / "orthros")
+
+
+@pytest.fixture(scope="module")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_orthros(tmp_path_factory.mktemp("long") / "orthros", max_position_embeddings=2048)
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +142,41 @@ def test_an_edited_text_of_equal_length_is_scored_anew(model: Path, data: Path, 
     assert found[0] == found[2]
 
 
+def test_what_is_damaged_is_found_before_the_first_task(model: Path, data: Path, tmp_path: Path) -> None:
+    """It is no reason to leave a task out; a file that is not there is."""
+    place = Path(shutil.copytree(data, tmp_path / "data"))
+    command = ("--tasks", "piqa,recall_fda_512", "--limit", "1")
+    (place / "fda" / "validation.parquet").unlink()
+    for skip in ((), ("--skip-unavailable",)):
+        if skip:
+            results = evaluate(model, place, tmp_path / "out", *command, *skip)
+            assert "validation.parquet is missing" in results["orthros"]["left_out"]["recall_fda_512"]
+            shutil.rmtree(tmp_path / "out")
+            (place / "fda" / "validation.parquet").write_bytes(b"other")
+        with pytest.raises(InputError, match=r"task recall_fda_512: .*validation\.parquet (is missing|differs)"):
+            evaluate(model, place, tmp_path / "out", *command, *skip)
+        assert not (tmp_path / "out").exists()
+
+
+def test_all_ranks_leave_out_what_one_has_no_data_for(data: Path, tmp_path: Path) -> None:
+    """Otherwise they would ask different tasks and wait for each other."""
+    place = Path(shutil.copytree(data, tmp_path / "data"))
+    setting = TaskSetting(MirrorSource(place), tokenizer=None)  # type: ignore[arg-type]
+
+    def work() -> tuple[list[str], dict[str, str]]:
+        if torch.distributed.get_rank() == 1:
+            shutil.rmtree(place / "piqa")
+        torch.distributed.barrier()
+        source = setting if torch.distributed.get_rank() == 1 else replace(setting, source=MirrorSource(data))
+        present, missing = require_data(find_tasks(["piqa", "wikitext"], SuiteOptions()), source, True, of_all_ranks)
+        return [card.name for card in present], missing
+
+    first, second = run_distributed(work, 2)
+    assert first == second
+    assert first[0] == ["wikitext"]
+    assert "holds no data set piqa" in first[1]["piqa"]
+
+
 def test_a_task_named_twice_is_scored_once(model: Path, data: Path, tmp_path: Path) -> None:
     once = evaluate(model, data, tmp_path / "once", "--tasks", "piqa")
     evaluate(model, data, tmp_path / "twice", "--tasks", "piqa,wikitext,piqa")
@@ -214,7 +261,7 @@ def test_results_have_the_layout_of_lm_evals(data: Path, tmp_path: Path) -> None
     }  # fmt: skip
 
 
-def test_subjects_are_a_group_as_in_lm_eval(model: Path, tmp_path: Path) -> None:
+def test_subjects_are_a_group_as_in_lm_eval(long_model: Path, tmp_path: Path) -> None:
     from lm_eval.api.metrics import pooled_sample_stderr  # noqa: PLC0415
     from lm_eval.utils import make_table  # noqa: PLC0415
 
@@ -222,8 +269,8 @@ def test_subjects_are_a_group_as_in_lm_eval(model: Path, tmp_path: Path) -> None
     for number, subject in enumerate(MMLU_SUBJECTS[:3]):
         rows = [{**row, "question": f"Why {i}?", "answer": i % 4} for i in range(6 + 2 * number)]
         mirror(data_sets.mmlu(subject), Rows(rows), tmp_path / "mirror")
-    arguments = ("--suite", "conversion", "--skip-unavailable", "--max-length", "2000")
-    results = evaluate(model, tmp_path / "mirror", tmp_path / "out", *arguments)
+    arguments = ("--suite", "conversion", "--skip-unavailable")
+    results = evaluate(long_model, tmp_path / "mirror", tmp_path / "out", *arguments)
     members = [f"mmlu_{subject}" for subject in MMLU_SUBJECTS[:3]]
     assert results["group_subtasks"] == {"mmlu": members}
     tasks = [results["results"][name] for name in members]
@@ -242,21 +289,24 @@ def test_subjects_are_a_group_as_in_lm_eval(model: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["piqa", "wikitext", "recall_fda_512", "long_single_600", "text_book"])
-def test_the_version_stated_is_that_of_the_task(name: str, model: Path, data: Path, tmp_path: Path) -> None:
+def test_the_version_stated_is_that_of_the_task(name: str, long_model: Path, data: Path, tmp_path: Path) -> None:
     book = tmp_path / "book.txt"
     book.write_text("the cat sat on the mat", encoding="utf-8")
     long = ("--lengths", "600", "--documents", "1") if name.startswith("long") else ()
     text = ("--text", str(book)) if name == "text_book" else ()
-    results = evaluate(model, data, tmp_path / "out", "--tasks", name, "--limit", "1", *long, *text)
+    results = evaluate(long_model, data, tmp_path / "out", "--tasks", name, "--limit", "1", *long, *text)
     assert float(results["versions"][name]) == float(results["orthros"]["records"][name]["task"]["version"])
 
 
-def test_generated_long_texts(model: Path, data: Path, tmp_path: Path) -> None:
-    arguments = ("--suite", "long", "--lengths", "600", "--documents", "1", "--max-length", "700")
-    results = evaluate(model, data, tmp_path, *arguments)
-    assert set(results["results"]) == {
-        f"long_{kind}_600" for kind in ("single", "multikey", "multivalue", "multiquery")
-    }
+def test_generated_long_texts(long_model: Path, data: Path, tmp_path: Path) -> None:
+    """At the model's own length nothing is cut off; what is longer is left out, by name."""
+    arguments = ("--suite", "long", "--lengths", "600,601", "--documents", "2", "--max-length", "600")
+    results = evaluate(long_model, data, tmp_path, *arguments)
+    kinds = ("single", "multikey", "multivalue", "multiquery")
+    assert set(results["results"]) == {f"long_{kind}_600" for kind in kinds}
+    assert [record["truncated"] for record in results["orthros"]["records"].values()] == [0] * 4
+    assert set(results["orthros"]["left_out"]) == {f"long_{kind}_601" for kind in kinds}
+    assert results["orthros"]["left_out"]["long_single_601"].startswith("it takes 601 tokens, and the model reads 600")
     assert "the scores are not RULER's" in (tmp_path / "report.md").read_text()
 
 
@@ -305,7 +355,9 @@ def test_examples_come_before_the_question() -> None:
         (["--tasks", "piqa", "--seed", "-1"], "argument --seed: must be at least 0"),
         (["--tasks", "piqa", "--base-sinks", "-1"], "argument --base-sinks: must be at least 0"),
         (["--suite", "perplexity", "--text", "absent.txt"], "cannot read absent.txt"),
-        (["--suite", "long", "--lengths", "30"], "no room for the facts"),
+        (["--suite", "long", "--lengths", "30"], "0 tokens before the answer have no room for the facts"),
+        (["--suite", "long", "--lengths", "300"], "no task is left: long_single_300: it takes 300 .* model reads 256"),
+        (["--tasks", "piqa", "--max-length", "257"], "257 exceeds the 256 positions of .*max_position_embeddings in"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_clear_line(
@@ -337,13 +389,15 @@ def test_an_option_without_effect_is_refused(arguments: list[str], message: str,
         run.main(["--output", str(tmp_path / "out"), *given])
 
 
-def test_single_tasks_make_use_of_their_suites_options(model: Path, data: Path, tmp_path: Path) -> None:
+def test_single_tasks_make_use_of_their_suites_options(
+    model: Path, long_model: Path, data: Path, tmp_path: Path
+) -> None:
     text = tmp_path / "book.txt"
     text.write_text("the cat sat on the mat", encoding="utf-8")
     results = evaluate(model, data, tmp_path / "a", "--tasks", "text_book", "--text", str(text))
     assert set(results["results"]) == {"text_book"}
     long = ("--tasks", "long_single_600", "--lengths", "600", "--documents", "2", "--max-length", "700")
-    assert evaluate(model, data, tmp_path / "b", *long)["n-samples"]["long_single_600"]["original"] == 2
+    assert evaluate(long_model, data, tmp_path / "b", *long)["n-samples"]["long_single_600"]["original"] == 2
 
 
 def test_sinks_without_a_window_are_refused(data: Path, tmp_path: Path) -> None:
@@ -414,6 +468,17 @@ def test_tokens_are_counted_without_the_bos_that_the_tokenizer_adds(data: Path, 
         found.append(results["results"]["text_text"])
     for metric in ("token_perplexity,none", "byte_perplexity,none"):
         assert found[0][metric] == pytest.approx(found[1][metric], rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_results_name_the_model_as_the_harness_is_given_it(model: Path, data: Path, tmp_path: Path, dtype: str) -> None:
+    """What results.json says of the model makes the same model again."""
+    results = evaluate(model, data, tmp_path / "out", "--tasks", "piqa", "--limit", "1", "--dtype", dtype)
+    given = results["config"]["model_args"]
+    text = ",".join(f"{name}={value}" for name, value in given.items())
+    again = OrthrosLM.create_from_arg_string(text, {"batch_size": "1", "device": "cpu"})
+    info = again.get_model_info()
+    assert {"pretrained": info["model_source"], "dtype": info["model_dtype"], "max_length": info["max_length"]} == given
 
 
 def test_a_data_set_without_a_pinned_commit_is_reported_so(model: Path, tmp_path: Path) -> None:
