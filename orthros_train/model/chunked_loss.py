@@ -1,24 +1,28 @@
-"""Head and cross entropy together, in chunks of tokens: training never holds the logits of all tokens.
+"""Head and loss together, in chunks of tokens: training never holds the logits of all tokens.
 
-    loss = Σ_i CE(h_i Wᵀ, label_i)      ∂h_i = g_i W      ∂W = Σ_i g_iᵀ h_i      g_i = softmax(h_i Wᵀ) - onehot(label_i)
+    loss = Σ_i l_i(h_i Wᵀ)      ∂h_i = g_i W      ∂W = Σ_i g_iᵀ h_i      g_i = ∂l_i / ∂(h_i Wᵀ)
 
-* A sum's gradients are known but for one factor, so each chunk computes its own as soon as it has its logits and drops
-  them: no product is computed twice, and what waits for the backward is as large as h and W.
+* l_i is any function of a token's logits, most often cross entropy, where g_i = softmax(h_i Wᵀ) - onehot(label_i).
+* A sum's gradients are known but for one factor, so each chunk computes its own as soon as it has its logits: no
+  product is computed twice, and what waits for the backward is as large as h and W.
+* All chunks have their logits in one block of memory, where the slopes g take their place piece by piece: beside it
+  only what autograd needs for a piece is ever allocated.
 * ∂W adds up over the chunks in at least float32.
 
-Shapes: N tokens, D width, V vocabulary (or a rank's part of it), n tokens of a chunk.
+Shapes: N tokens, D width, V vocabulary (or a rank's part of it), n tokens of a chunk, m of a piece.
 """
 
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 CHUNK_TOKENS = 1024  # enough for full GEMMs, to which adding up ∂W is little (docs/LOG.md)
+CPU_PIECE_LOGITS = 2**20  # of a piece: what is computed with them stays in the processor's cache
 
-TokenLosses = Callable[[Tensor, Tensor], Tensor]  # logits (1, n, V) and labels (1, n) -> losses (1, n)
+TokenLosses = Callable[[Tensor, Tensor, slice], Tensor]
+"""Logits (m, V), labels (m,) and which of the N tokens they belong to -> losses (m,) in at least float32."""
 
 
 def chunked_loss_sum(hidden: Tensor, weight: Tensor, labels: Tensor, token_losses: TokenLosses) -> Tensor:
@@ -28,7 +32,7 @@ def chunked_loss_sum(hidden: Tensor, weight: Tensor, labels: Tensor, token_losse
         hidden: (B, M, D), the head's input.
         weight: (V, D), the head's.
         labels: (B, M) int64.
-        token_losses: the cross entropy; 0 for a label that is ignored.
+        token_losses: each token's loss, differentiable by the logits; 0 for a label that is ignored. N = B·M.
 
     Returns:
         A scalar in at least float32. Gradients reach `hidden` and `weight`, once.
@@ -39,10 +43,55 @@ def chunked_loss_sum(hidden: Tensor, weight: Tensor, labels: Tensor, token_losse
         flat, weight = flat.to(torch.get_autocast_dtype(device)), weight.to(torch.get_autocast_dtype(device))
     if torch.is_grad_enabled() and (flat.requires_grad or weight.requires_grad):
         return _ChunkedLossSum.apply(flat, weight, labels, token_losses)
-    total = flat.new_zeros((), dtype=_wide(flat))
-    for chunk, its_labels in zip(flat.split(CHUNK_TOKENS), labels.split(CHUNK_TOKENS), strict=True):
-        total += token_losses(F.linear(chunk, weight)[None], its_labels[None]).sum()
-    return total
+    return _loss_and_gradients(flat, weight, labels, token_losses, False, False)[0]
+
+
+def _loss_and_gradients(
+    hidden: Tensor, weight: Tensor, labels: Tensor, token_losses: TokenLosses, wants_hidden: bool, wants_weight: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The sum, and its gradients by hidden (N, D) and weight (V, D) as far as they are wanted."""
+    N, V = hidden.shape[0], weight.shape[0]
+    total = hidden.new_zeros((), dtype=_wide(hidden))
+    grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+    grad_weight = None
+    block = hidden.new_empty(min(CHUNK_TOKENS, N), V)
+    for start in range(0, N, CHUNK_TOKENS):
+        rows = slice(start, min(start + CHUNK_TOKENS, N))
+        chunk, logits = hidden[rows], block[: rows.stop - start]  # (n, D), (n, V)
+        torch.mm(chunk, weight.mT, out=logits)
+        total += _score(logits, labels, rows, token_losses, wants_hidden or wants_weight).sum()
+        slope = logits  # which `_score` has put there
+        if grad_hidden is not None:
+            torch.mm(slope, weight, out=grad_hidden[rows])
+        if not wants_weight:
+            continue
+        if grad_weight is None:
+            grad_weight = (slope.mT @ chunk).to(_wide(weight))  # (V, D)
+        elif grad_weight.dtype == chunk.dtype:
+            grad_weight.addmm_(slope.mT, chunk)
+        else:
+            grad_weight += slope.mT @ chunk
+    if wants_weight and grad_weight is None:  # no tokens
+        grad_weight = torch.zeros_like(weight, dtype=_wide(weight))
+    return total, grad_hidden, grad_weight
+
+
+def _score(logits: Tensor, labels: Tensor, rows: slice, token_losses: TokenLosses, slopes: bool) -> Tensor:
+    """Losses (n,) of the tokens `rows` with these logits (n, V), whose slopes take the logits' place if wanted."""
+    n, V = logits.shape
+    m = max(1, CPU_PIECE_LOGITS // V) if logits.device.type == "cpu" else n  # elsewhere, calls would cost more
+    losses = logits.new_empty(n, dtype=_wide(logits))
+    for start in range(0, n, m):
+        piece = logits[start : start + m].detach()  # (m, V)
+        its_rows = slice(rows.start + start, rows.start + start + len(piece))
+        with torch.set_grad_enabled(slopes):
+            piece.requires_grad_(slopes)
+            its_losses = token_losses(piece, labels[its_rows], its_rows)
+            if slopes:
+                (slope,) = torch.autograd.grad(its_losses.sum(), piece)
+                logits[start : start + m] = slope
+        losses[start : start + m] = its_losses.detach()
+    return losses
 
 
 class _ChunkedLossSum(torch.autograd.Function):
@@ -50,31 +99,14 @@ class _ChunkedLossSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, hidden: Tensor, weight: Tensor, labels: Tensor, token_losses: TokenLosses) -> Tensor:
-        wants_hidden, wants_weight = ctx.needs_input_grad[:2]  # type: ignore[attr-defined]
-        total = hidden.new_zeros((), dtype=_wide(hidden))
-        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight = None
-        for start in range(0, hidden.shape[0], CHUNK_TOKENS):
-            rows = slice(start, start + CHUNK_TOKENS)
-            chunk = hidden[rows]  # (n, D)
-            logits = F.linear(chunk, weight).requires_grad_()  # (n, V)
-            with torch.enable_grad():
-                loss = token_losses(logits[None], labels[None, rows]).sum()
-            (slope,) = torch.autograd.grad(loss, logits)  # (n, V)
-            total += loss.detach()
-            if grad_hidden is not None:
-                torch.mm(slope, weight, out=grad_hidden[rows])
-            if not wants_weight:
-                continue
-            if grad_weight is None:
-                grad_weight = (slope.mT @ chunk).to(_wide(weight))  # (V, D)
-            elif grad_weight.dtype == chunk.dtype:
-                grad_weight.addmm_(slope.mT, chunk)
-            else:
-                grad_weight += slope.mT @ chunk
-        if wants_weight and grad_weight is None:  # no tokens
-            grad_weight = torch.zeros_like(weight, dtype=_wide(weight))
-        ctx.save_for_backward(grad_hidden, grad_weight)  # type: ignore[arg-type]
+        total, *gradients = _loss_and_gradients(
+            hidden,
+            weight,
+            labels,
+            token_losses,
+            *ctx.needs_input_grad[:2],  # type: ignore[attr-defined]
+        )
+        ctx.save_for_backward(*gradients)  # type: ignore[arg-type]
         ctx.dtype = weight.dtype  # type: ignore[attr-defined]
         return total
 
