@@ -76,21 +76,21 @@ def _loss_and_gradients(
     return total, grad_hidden, grad_weight
 
 
-def _score(logits: Tensor, labels: Tensor, rows: slice, token_losses: TokenLosses, slopes: bool) -> Tensor:
-    """Losses (n,) of the tokens `rows` with these logits (n, V), whose slopes take the logits' place if wanted."""
+@torch.no_grad()
+def _score(logits: Tensor, labels: Tensor, rows: slice, token_losses: TokenLosses, wants_slopes: bool) -> Tensor:
+    """Losses (n,) of the tokens `rows` with these logits (n, V), whose place the slopes take if they are wanted."""
     n, V = logits.shape
     m = max(1, CPU_PIECE_LOGITS // V) if logits.device.type == "cpu" else n  # elsewhere, calls would cost more
     losses = logits.new_empty(n, dtype=_wide(logits))
     for start in range(0, n, m):
         piece = logits[start : start + m].detach()  # (m, V)
         its_rows = slice(rows.start + start, rows.start + start + len(piece))
-        with torch.set_grad_enabled(slopes):
-            piece.requires_grad_(slopes)
-            its_losses = token_losses(piece, labels[its_rows], its_rows)
-            if slopes:
-                (slope,) = torch.autograd.grad(its_losses.sum(), piece)
-                logits[start : start + m] = slope
-        losses[start : start + m] = its_losses.detach()
+        with torch.set_grad_enabled(wants_slopes):
+            its_losses = token_losses(piece.requires_grad_(wants_slopes), labels[its_rows], its_rows)
+        losses[start : start + m] = its_losses
+        if wants_slopes:
+            (slope,) = torch.autograd.grad(its_losses, piece, torch.ones_like(its_losses))
+            piece.detach().copy_(slope)
     return losses
 
 
