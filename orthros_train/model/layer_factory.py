@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .chunked_loss import chunked_loss_sum
+from .chunked_loss import TokenLoss, chunked_loss_sum
 from .configuration_orthros import OrthrosConfig
 from .stream_layout import StreamLayout
 
@@ -59,9 +59,9 @@ class Head(Linear):
         super().__init__(width, vocab_size, bias=False)
         self.factory = factory
 
-    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, labels: Tensor | None = None, loss: TokenLoss | None = None) -> Tensor:
         """`x` (B, M, D) -> logits (B, M, V); with labels (B, M) their summed loss, a scalar."""
-        return super().forward(x) if labels is None else self.factory.loss_sum(x, self.weight, labels)
+        return super().forward(x) if labels is None else self.factory.loss_sum(x, self.weight, labels, loss)
 
 
 class LayerFactory:
@@ -134,12 +134,13 @@ class LayerFactory:
         whole = torch.randn(self.full_shape(parameter), generator=generator)
         parameter.copy_(self.shard(parameter, whole * self.config.initializer_range))
 
-    def loss_sum(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    def loss_sum(self, hidden: Tensor, weight: Tensor, labels: Tensor, loss: TokenLoss | None = None) -> Tensor:
         """The summed loss of a head of this weight (V, D) on `hidden` (B, M, D), in chunks; a scalar.
 
-        A pipeline's last stage calls this with the embedding's weight where that serves as head.
+        A pipeline's last stage calls this with the embedding's weight where that serves as head. The loss is cross
+        entropy unless `loss` is another.
         """
-        return chunked_loss_sum(hidden, weight, labels, self.cross_entropy)
+        return chunked_loss_sum(hidden, weight, labels, loss or TokenLoss(self.cross_entropy))
 
     def whole_vocabulary(self, logits: Tensor) -> Tensor:
         """What the head gives (…, this rank's part of the vocabulary) -> (…, vocab), on every rank."""

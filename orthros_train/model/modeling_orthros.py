@@ -25,6 +25,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from .attention import QueryAffine
 from .attention_kernels import choose_kernel
+from .chunked_loss import TokenLoss
 from .configuration_orthros import OrthrosConfig
 from .kv_cache import KVCache
 from .layer_factory import IGNORE_INDEX, LayerFactory, RMSNorm
@@ -188,6 +189,7 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
         num_items_in_batch: int | Tensor | None = None,
         past_key_values: KVCache | None = None,
         return_logits: bool = True,
+        token_loss: TokenLoss | None = None,
     ) -> OrthrosOutput | tuple[Any, ...]:
         """Logits at the output positions, and their loss where labels are given.
 
@@ -210,6 +212,7 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
             num_items_in_batch: divide the summed loss by this number; None: by the number of valid labels.
             return_logits: False asks for the loss alone, as training does: it is then computed in chunks of tokens
                 (`chunked_loss.py`), and logits are None.
+            token_loss: of each token, instead of cross entropy; with return_logits=False.
 
         Returns:
             loss (scalar, at least float32) or None, logits (B, M, vocab) or None, cache.
@@ -233,6 +236,8 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
             raise ValueError("give either labels or shift_labels")
         if not return_logits and labels is None and shift_labels is None:
             raise ValueError("return_logits=False asks for the loss alone; give labels or shift_labels")
+        if return_logits and token_loss is not None:
+            raise ValueError("token_loss is computed without logits; pass return_logits=False")
         if output_positions is not None:
             check_output_positions(output_positions, tokens.shape[1])
 
@@ -249,7 +254,8 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
         if labels is not None:
             shift_labels = shift_labels_for(labels, columns, document_ids, attention_mask)
         logits = self.lm_head(hidden) if return_logits else None  # (B, M, vocab)
-        loss = None if shift_labels is None else self._loss(hidden, logits, shift_labels, num_items_in_batch)
+        items = num_items_in_batch
+        loss = None if shift_labels is None else self._loss(hidden, logits, shift_labels, items, token_loss)
         output = OrthrosOutput(loss=loss, logits=logits, cache=cache)
         return output if return_dict is None or return_dict else output.to_tuple()
 
@@ -322,9 +328,17 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
         """Append one token a row: `token_ids` (B,) int64 -> logits (B, vocab) of what follows; extends the cache."""
         return self.factory.whole_vocabulary(self.lm_head(self.model(token_ids[:, None], cache=cache)[:, 0]))
 
-    def _loss(self, hidden: Tensor, logits: Tensor | None, shift_labels: Tensor, items: int | Tensor | None) -> Tensor:
+    def _loss(
+        self,
+        hidden: Tensor,
+        logits: Tensor | None,
+        shift_labels: Tensor,
+        items: int | Tensor | None,
+        token_loss: TokenLoss | None,
+    ) -> Tensor:
         if logits is None:
-            total = self.lm_head(hidden, shift_labels)  # a call of the module: ZeRO-3 gathers its weight around it
+            # A call of the module: ZeRO-3 gathers its weight around it
+            total = self.lm_head(hidden, shift_labels, token_loss)
         else:
             total = self.factory.cross_entropy(logits, shift_labels).sum()
         if items is None:

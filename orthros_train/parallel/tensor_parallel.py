@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from orthros_train.config.parallel import check_tensor_size, padded_vocabulary
+from orthros_train.model.chunked_loss import TokenLoss
 from orthros_train.model.configuration_orthros import OrthrosConfig
 from orthros_train.model.layer_factory import IGNORE_INDEX, LayerFactory, RMSNorm
 from orthros_train.parallel.device_differences import sequence_parallel_without_cuda
@@ -62,9 +63,9 @@ class ParallelHead(ColumnLinear):
         super().__init__(width, factory.padded_vocab, bias=False, gather_output=False, **factory.common())
         self.factory = factory
 
-    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, labels: Tensor | None = None, loss: TokenLoss | None = None) -> Tensor:
         """As the model's `Head`; under sequence parallelism `x` is (M/R, B, D)."""
-        return super().forward(x) if labels is None else self.factory.loss_sum(x, self.weight, labels)
+        return super().forward(x) if labels is None else self.factory.loss_sum(x, self.weight, labels, loss)
 
 
 class SharedRMSNorm(RMSNorm):
@@ -181,14 +182,14 @@ class TensorParallelFactory(LayerFactory):
         """The dim that is split over the tensor axis; None for a replicated parameter."""
         return parameter.partition_dim if getattr(parameter, "tensor_model_parallel", False) else None  # type: ignore[attr-defined]
 
-    def loss_sum(self, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    def loss_sum(self, hidden: Tensor, weight: Tensor, labels: Tensor, loss: TokenLoss | None = None) -> Tensor:
         """Each rank has its part of the vocabulary and all tokens: gathered once, and their gradients summed once."""
         group = self.mesh.tensor_group
         if self.mesh.sequence_parallel:
             hidden = mcore.gather_from_sequence_parallel_region(hidden, group=group).transpose(0, 1)  # (B, M, D)
         else:
             hidden = mcore.copy_to_tensor_model_parallel_region(hidden, group=group)
-        return super().loss_sum(hidden, weight, labels)
+        return super().loss_sum(hidden, weight, labels, loss)
 
     def whole_vocabulary(self, logits: Tensor) -> Tensor:
         """Gathered over the tensor axis, less the padding."""

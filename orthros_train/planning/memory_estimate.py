@@ -67,23 +67,25 @@ def _teacher_part(config: Config, model: OrthrosConfig) -> Part:
 
 
 def _loss_part(config: Config, model: OrthrosConfig) -> Part:
-    """Logits while the loss is computed, and what waits for its backward: a chunk's, or under distillation all."""
+    """A chunk's logits while the loss is computed, and what waits for its backward.
+
+    Of each logit in fp32: cross entropy's logarithm of the probability, the loss's gradient by it and by the logit;
+    megatron-core's works in place, on a copy that may want padding; under distillation KL's logarithms besides.
+    """
     tokens = config.train.micro_batch_size * config.train.sequence_length
     vocabulary, element = vocabulary_share(config, model), BYTES[config.precision]
-    if config.adaptation.distillation.weight > 0:
-        return Part(
-            "logits",
-            tokens * vocabulary * 2 * element + waiting_bytes(config, model),
-            f"{config.precision} logits of {tokens} tokens, the model's and the teacher's; fp32 probabilities of cross "
-            "entropy and KL; the head's input",
-        )
     chunk = min(tokens, CHUNK_TOKENS)
-    part = " of this rank's part of the vocabulary" if config.parallel.tensor > 1 else ""
+    heads, wide, taught, whose = 1, 3, 0, ""
+    if config.parallel.tensor > 1:
+        wide, whose = 2, " of this rank's part of the vocabulary"
+    if config.adaptation.distillation.weight > 0:
+        heads, wide, whose = 2, 5, " of the model and the teacher"
+        taught = tokens * model.hidden_size * element
     return Part(
         "logits",
-        chunk * vocabulary * (element + 2 * FP32_BYTES) + waiting_bytes(config, model),
-        f"{config.precision} logits{part}, fp32 log-probabilities and their gradient of {chunk} tokens at a time; the "
-        "gradients of the head and its input",
+        chunk * vocabulary * (heads * element + wide * FP32_BYTES) + taught + waiting_bytes(config, model),
+        f"{config.precision} logits{whose}, and {wide} fp32 values of each, of {chunk} tokens at a time; the gradients "
+        "of the head and its input" + ("; the teacher's input to its head" if taught else ""),
     )
 
 
@@ -93,17 +95,10 @@ def vocabulary_share(config: Config, model: OrthrosConfig) -> int:
 
 
 def waiting_bytes(config: Config, model: OrthrosConfig) -> int:
-    """What the loss keeps for its backward: the gradients of the head's weight, in fp32, and of its input.
-
-    Under distillation the head's input instead, and three fp32 values a logit: cross entropy's log-probabilities,
-    KL's, and the teacher's probabilities.
-    """
+    """What the loss keeps for its backward: the gradients of the head's weight, in fp32, and of its input."""
     tokens = config.train.micro_batch_size * config.train.sequence_length
-    vocabulary, element = vocabulary_share(config, model), BYTES[config.precision]
-    at_the_head = model.hidden_size * element * tokens
-    if config.adaptation.distillation.weight > 0:
-        return at_the_head + 3 * FP32_BYTES * tokens * vocabulary
-    return at_the_head + model.hidden_size * FP32_BYTES * vocabulary
+    at_the_head = model.hidden_size * BYTES[config.precision] * tokens
+    return at_the_head + model.hidden_size * FP32_BYTES * vocabulary_share(config, model)
 
 
 def residual_shape(config: Config, model: OrthrosConfig) -> tuple[int, int, int]:

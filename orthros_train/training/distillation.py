@@ -5,13 +5,13 @@ conversion itself, whose affines are the identity, so nothing of the source is l
 
     loss = (1 - a) · CE + a · τ² · Σ_i KL(softmax(teacher_i / τ) || softmax(model_i / τ)) / N
 
-over the N output positions that have labels (Hinton et al. 2015; τ² keeps the gradient's size for any τ).
+over the N output positions that have labels (Hinton et al. 2015; τ² keeps the gradient's size for any τ), in chunks of
+tokens from both models' final vectors (`model/chunked_loss.py`): the logits of all tokens never exist.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +22,11 @@ from orthros_train.config import Config
 from orthros_train.config.adaptation import DistillationSection
 from orthros_train.errors import InputError, damaged_model_errors
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
+from orthros_train.model.chunked_loss import TokenLoss
 from orthros_train.model.layer_factory import IGNORE_INDEX
 from orthros_train.model_folder.model_parameters import is_affine
 from orthros_train.model_folder.weights import load_weights
+from orthros_train.training.batches import Batch
 
 
 class Teacher:
@@ -39,28 +41,28 @@ class Teacher:
         self._model = model.eval().requires_grad_(False)
         self._weight, self._temperature = section.weight, section.temperature
 
-    def blended_loss(self, output: Any, inputs: dict[str, Any], normalizer: int) -> Tensor:
-        """The loss of a micro-batch, a scalar.
+    @torch.no_grad()
+    def token_loss(self, inputs: Batch) -> TokenLoss:
+        """The blend for each token of a micro-batch. The teacher has then read it; its head runs within the loss.
 
         Args:
-            output: the trained model's, with its cross entropy / normalizer and its logits.
-            inputs: what it got, on its device.
-            normalizer: N, of the global batch.
+            inputs: what the trained model gets, on its device.
         """
-        labels = inputs["shift_labels"]
-        with torch.no_grad():
-            asked = {key: value for key, value in inputs.items() if key != "shift_labels"}
-            taught = self._model(**asked, use_cache=False).logits
-        valid = labels != IGNORE_INDEX
-        divergence = kl_sum(output.logits[valid], taught[valid], self._temperature) / normalizer
-        return (1 - self._weight) * output.loss + self._weight * divergence
+        names = {"input_ids": "input_ids", "output_positions": "output_columns", "document_ids": "document_ids"}
+        read = {names[key]: value for key, value in inputs.items() if key != "shift_labels"}
+        return TokenLoss(self._blend, (self._model.model(**read), self._model.lm_head.weight))
+
+    def _blend(self, logits: Tensor, labels: Tensor, taught: Tensor) -> Tensor:
+        """Logits (1, m, vocab) of both models and labels (1, m) -> losses (1, m), 0 where a label is ignored."""
+        divergence = kl_divergence(logits, taught, self._temperature).masked_fill(labels == IGNORE_INDEX, 0.0)
+        return (1 - self._weight) * self._model.factory.cross_entropy(logits, labels) + self._weight * divergence
 
 
-def kl_sum(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:
-    """τ² · Σ KL(softmax(taught / τ) || softmax(logits / τ)) over rows: (n, vocab) twice -> a scalar, in float32."""
-    ours = F.log_softmax(logits.float() / temperature, dim=-1)
-    theirs = F.log_softmax(taught.float() / temperature, dim=-1)
-    return temperature**2 * F.kl_div(ours, theirs, reduction="sum", log_target=True)
+def kl_divergence(logits: Tensor, taught: Tensor, temperature: float) -> Tensor:
+    """τ² · KL(softmax(taught / τ) || softmax(logits / τ)) of each row, in at least float32: (…, vocab) twice -> (…)."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    ours, theirs = (F.log_softmax(each.to(wide) / temperature, dim=-1) for each in (logits, taught))
+    return temperature**2 * F.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1)
 
 
 def load_teacher(config: Config, model_config: OrthrosConfig, device: torch.device) -> Teacher | None:

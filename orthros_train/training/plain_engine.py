@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from orthros_train.config import Config
 from orthros_train.model import OrthrosForCausalLM
+from orthros_train.model.chunked_loss import TokenLoss
 from orthros_train.parallel.mesh import Mesh
 from orthros_train.parallel.nonfinite import poisoned
 from orthros_train.training.batches import Batch
@@ -53,17 +53,19 @@ class PlainEngine(TrainingEngine):
 
     @torch.no_grad()
     def loss_sum(self, batch: Batch) -> float:
-        """The sum itself."""
+        """The sum itself, of cross entropy alone."""
         self.deepspeed.eval()
-        return self._forward(batch, 1, return_logits=False)[1].loss.item()
+        return self._loss(self._on_device(batch), 1, None).item()
 
     def _training_loss(self, batch: Batch, normalizer: int) -> torch.Tensor:
         """A micro-batch's share of the loss that is minimized, a scalar."""
-        inputs, output = self._forward(batch, normalizer, return_logits=self._teacher is not None)
-        return output.loss if self._teacher is None else self._teacher.blended_loss(output, inputs, normalizer)
+        inputs = self._on_device(batch)
+        return self._loss(inputs, normalizer, None if self._teacher is None else self._teacher.token_loss(inputs))
 
-    def _forward(self, batch: Batch, normalizer: int, return_logits: bool) -> tuple[Batch, Any]:
-        """A micro-batch on this device, and the model's output, its loss the sum of the label losses / normalizer."""
-        inputs = {key: self.to_device(value) for key, value in batch.items()}
-        options = {"num_items_in_batch": normalizer, "use_cache": False, "return_logits": return_logits}
-        return inputs, self.deepspeed(**inputs, **options)
+    def _on_device(self, batch: Batch) -> Batch:
+        return {key: self.to_device(value) for key, value in batch.items()}
+
+    def _loss(self, inputs: Batch, normalizer: int, token_loss: TokenLoss | None) -> torch.Tensor:
+        """The sum of the label losses / normalizer."""
+        options = {"num_items_in_batch": normalizer, "use_cache": False, "return_logits": False}
+        return self.deepspeed(**inputs, **options, token_loss=token_loss).loss

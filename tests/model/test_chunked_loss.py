@@ -2,19 +2,20 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from orthros_train.model import OrthrosForCausalLM
-from orthros_train.model.chunked_loss import chunked_loss_sum
+from orthros_train.model.chunked_loss import TokenLoss, chunked_loss_sum
+from tests.model.largest_logits import LargestLogits
 from tests.model.tiny import SHAPE, assert_close, tiny_config, tiny_model, token_ids
 
-TOKENS = 4  # of a chunk
+TOKENS, PIECE = 4, 3  # tokens of a chunk and of a piece of it
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Several chunks, the last one short."""
+    """Several chunks, the last one short, and two pieces of each."""
     monkeypatch.setattr("orthros_train.model.chunked_loss.CHUNK_TOKENS", TOKENS)
+    monkeypatch.setattr("orthros_train.model.chunked_loss.CPU_PIECE_LOGITS", PIECE * SHAPE["vocab_size"])
 
 
 def batch():
@@ -73,7 +74,9 @@ def test_half_precision_sums_in_single():
 
 def test_no_token_is_a_zero_loss_with_zero_gradients():
     hidden, weight = torch.ones(2, 0, 3, requires_grad=True), torch.ones(5, 3, requires_grad=True)
-    loss = chunked_loss_sum(hidden, weight, torch.empty(2, 0, dtype=torch.int64), lambda logits, labels: logits.sum(-1))
+    loss = chunked_loss_sum(
+        hidden, weight, torch.empty(2, 0, dtype=torch.int64), TokenLoss(lambda logits, _: logits.sum(-1))
+    )
     loss.backward()
     assert loss == 0
     assert hidden.grad.shape == (2, 0, 3)
@@ -89,30 +92,26 @@ def test_no_valid_label_is_a_zero_loss():
     assert not model.lm_head.weight.grad.any()
 
 
-class LargestLogits(TorchDispatchMode):
-    """The most elements of a result whose last dim is the vocabulary, the head's transposed weight left out."""
-
-    def __init__(self):
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else (result,):
-            if not isinstance(tensor, torch.Tensor) or tensor.shape[-1:] != (SHAPE["vocab_size"],):
-                continue
-            if tensor.shape != (SHAPE["hidden_size"], SHAPE["vocab_size"]):
-                self.elements = max(self.elements, tensor.numel())
-        return result
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pieces_change_no_bit(dtype, monkeypatch):
+    """A token's slope depends on its own logits alone. Adam turns one bit of a gradient near 0 into a visible step."""
+    model = tiny_model(dtype, initializer_range=0.1).train()
+    expected, wanted = loss_and_gradients(model, 1.0, return_logits=False)
+    monkeypatch.setattr("orthros_train.model.chunked_loss.CPU_PIECE_LOGITS", TOKENS * SHAPE["vocab_size"])
+    actual, given = loss_and_gradients(model, 1.0, return_logits=False)
+    assert torch.equal(actual.loss, expected.loss)
+    for name, gradient in wanted.items():
+        assert torch.equal(given[name], gradient), name
 
 
 @pytest.mark.parametrize("return_logits", [True, False])
 def test_no_more_logits_than_a_chunk_ever_exist(return_logits):
     """61 ids by 21 tokens, or by 4."""
     model = OrthrosForCausalLM(tiny_config()).train()
-    with LargestLogits() as largest:
+    with LargestLogits(PIECE) as largest:
         model(**batch(), return_logits=return_logits).loss.backward()
     assert largest.elements == SHAPE["vocab_size"] * (21 if return_logits else TOKENS)
+    assert return_logits or largest.blocks == 1  # of all six chunks
 
 
 def test_the_loss_alone_needs_labels():

@@ -65,8 +65,9 @@ OPTIONS = [
 @pytest.mark.parametrize("use", ["pretraining", "sft"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_losses_and_gradients_equal_one_process(options, use, tensor_size, sequence, monkeypatch):
-    """From logits, and in chunks of 5 tokens without them."""
+    """From logits, and in chunks of 5 tokens and pieces of a few without them."""
     monkeypatch.setattr("orthros_train.model.chunked_loss.CHUNK_TOKENS", 5)
+    monkeypatch.setattr("orthros_train.model.chunked_loss.CPU_PIECE_LOGITS", 50)
     config = tiny_config(num_key_value_heads=4, initializer_range=0.1, **{"vocab_size": 61, **options})
     loss, gradients = loss_and_gradients(perturb(OrthrosForCausalLM(config)), use)
     for ranks in zip(*run_distributed(parallel_run, tensor_size, config, use, tensor_size, sequence), strict=True):

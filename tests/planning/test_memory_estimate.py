@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -208,21 +209,47 @@ def test_what_distillation_keeps_is_what_autograd_keeps(precision: str, tmp_path
     module = OrthrosForCausalLM(model).to(torch.bfloat16 if precision == "bf16" else torch.float32).train()
     ids = torch.randint(0, VOCABULARY, (config.train.micro_batch_size, config.train.sequence_length))
     inputs = {"input_ids": ids, "shift_labels": ids}
+    options: dict[str, Any] = {"num_items_in_batch": ids.numel(), "use_cache": False, "return_logits": False}
 
     def forward() -> torch.Tensor:
-        output = module(**inputs, num_items_in_batch=ids.numel(), use_cache=False)
-        return teacher.blended_loss(output, inputs, ids.numel())
+        return module(**inputs, **options, token_loss=teacher.token_loss(inputs)).loss
 
     (stage,) = plan_stages(config, model, 1)
     assert estimated(config, stage) == pytest.approx(kept_by_autograd(module, forward), rel=0.1)
-    tokens = ids.numel()
-    assert sizes(config, 1)["logits"] == waiting_bytes(config, model) + tokens * VOCABULARY * 2 * BYTES[precision]
+    element, tokens = BYTES[precision], ids.numel()
+    of_a_chunk = tokens * VOCABULARY * (2 * element + 5 * 4)
+    assert sizes(config, 1)["logits"] == of_a_chunk + tokens * 64 * element + waiting_bytes(config, model)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("taught", [False, True])
+def test_what_a_chunk_takes_is_what_the_loss_allocates(
+    precision: str, taught: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a chunk in one piece, as on a GPU."""
+    monkeypatch.setattr("orthros_train.model.chunked_loss.CPU_PIECE_LOGITS", 2**40)
+    config = distilled(precision, tmp_path) if taught else layout_config(precision)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    model = OrthrosForCausalLM(small_model(config)).to(dtype)
+    tokens = config.train.micro_batch_size * config.train.sequence_length
+    hidden = torch.randn(1, tokens, model.config.hidden_size, dtype=dtype).requires_grad_()
+    loss = None
+    if taught:
+        teacher = load_teacher(config, model.config, torch.device("cpu"))
+        assert teacher is not None
+        loss = teacher.token_loss({"input_ids": torch.zeros(1, tokens, dtype=torch.int64)})
+    with torch.profiler.profile(profile_memory=True) as profile:
+        model.lm_head(hidden, torch.zeros(1, tokens, dtype=torch.int64), loss)
+    growth = [each.nbytes() for each in profile.profiler.kineto_results.events() if each.name() == "[memory]"]
+    peak = max(accumulate(growth))
+    given = tokens * model.config.hidden_size * dtype.itemsize if taught else 0  # to the loss
+    assert sizes(config, 1)["logits"] - given == pytest.approx(peak, rel=0.1)
 
 
 def test_activations_and_logits_do_not_depend_on_the_replicas() -> None:
     one, many = sizes(layout_config("bf16"), 1), sizes(layout_config("bf16"), 8)
     assert one["activations"] == many["activations"]
-    assert one["logits"] == many["logits"] == 2 * 96 * 301 * (2 + 4 + 4) + 64 * (4 * 301 + 2 * 2 * 96)
+    assert one["logits"] == many["logits"] == 2 * 96 * 301 * (2 + 3 * 4) + 64 * (4 * 301 + 2 * 2 * 96)
     assert "boundaries" not in one
 
 
@@ -230,7 +257,7 @@ def test_long_rows_have_the_logits_of_a_chunk_alone() -> None:
     config = layout_config("bf16")
     config.train.sequence_length = 4096
     tokens = 2 * 4096
-    assert sizes(config, 1)["logits"] == 1024 * 301 * (2 + 4 + 4) + 64 * (4 * 301 + 2 * tokens)
+    assert sizes(config, 1)["logits"] == 1024 * 301 * (2 + 3 * 4) + 64 * (4 * 301 + 2 * tokens)
 
 
 def test_stages_hold_what_their_place_needs() -> None:
@@ -238,7 +265,7 @@ def test_stages_hold_what_their_place_needs() -> None:
     first, middle, last = (sizes(config, 6, stage) for stage in range(3))
     assert "logits" not in first
     assert "logits" not in middle
-    assert last["logits"] == 2 * 96 * 151 * (2 + 4 + 4) + 64 * (4 * 151 + 2 * 2 * 96)  # the padded vocabulary's half
+    assert last["logits"] == 2 * 96 * 151 * (2 + 2 * 4) + 64 * (4 * 151 + 2 * 2 * 96)  # the padded vocabulary's half
     residual = 2 * 2 * 96 * 64 * 2  # [X;Y] of two rows in bf16
     assert first["boundaries"] == (3 + 1) * residual
     assert middle["boundaries"] == 2 * (2 + 1) * residual

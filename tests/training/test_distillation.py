@@ -15,8 +15,9 @@ from orthros_train.conversion.from_checkpoint import export_hf
 from orthros_train.data import PretrainingData, collate, load_tokenizer
 from orthros_train.errors import InputError
 from orthros_train.model import OrthrosConfig, OrthrosForCausalLM
-from orthros_train.training.distillation import Teacher, kl_sum, load_teacher
-from tests.model.tiny import tiny_config, tiny_model, token_ids
+from orthros_train.training.distillation import Teacher, kl_divergence, load_teacher
+from tests.model.largest_logits import LargestLogits
+from tests.model.tiny import assert_close, tiny_config, tiny_model, token_ids
 from tests.training.small_runs import MODEL, losses, metrics, run, small_config
 
 CPU = torch.device("cpu")
@@ -26,13 +27,16 @@ CPU = torch.device("cpu")
 def test_divergence_against_its_definition(temperature: float) -> None:
     draw = torch.Generator().manual_seed(0)
     ours, theirs = (3 * torch.randn(5, 7, generator=draw) for _ in range(2))
-    expected = 0.0
-    for row in range(5):
-        p = (theirs[row].double() / temperature).softmax(0)
-        q = (ours[row].double() / temperature).softmax(0)
-        expected += float((p * (p / q).log()).sum()) * temperature**2
-    assert kl_sum(ours, theirs, temperature).item() == pytest.approx(expected, rel=1e-5)
-    assert kl_sum(theirs, theirs, temperature).item() == pytest.approx(0, abs=1e-6)
+    p, q = (theirs.double() / temperature).softmax(1), (ours.double() / temperature).softmax(1)
+    expected = [float((p[row] * (p[row] / q[row]).log()).sum()) * temperature**2 for row in range(5)]
+    assert kl_divergence(ours, theirs, temperature).tolist() == pytest.approx(expected, rel=1e-5)
+    assert kl_divergence(theirs, theirs, temperature).tolist() == pytest.approx([0] * 5, abs=1e-6)
+
+
+def blended_loss(teacher: Teacher, student: OrthrosForCausalLM, inputs: dict[str, Any], items: int) -> torch.Tensor:
+    """As a training step computes it."""
+    options = {"num_items_in_batch": items, "use_cache": False, "return_logits": False}
+    return student(**inputs, **options, token_loss=teacher.token_loss(inputs)).loss
 
 
 def batch() -> dict[str, Any]:
@@ -47,19 +51,57 @@ def batch() -> dict[str, Any]:
     }
 
 
-def test_blends_over_the_labels_alone() -> None:
-    student, teacher = tiny_model(), tiny_model(architecture="transformer", base_window=None, query_affine="none")
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("weight", "temperature"), [(0.25, 2.0), (1.0, 1.0)])
+def test_loss_and_gradients_are_those_of_all_logits(
+    tied: bool, weight: float, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks of 3 tokens and pieces of 2, against autograd through both models' whole logits, label by label."""
+    monkeypatch.setattr("orthros_train.model.chunked_loss.CHUNK_TOKENS", 3)
+    monkeypatch.setattr("orthros_train.model.chunked_loss.CPU_PIECE_LOGITS", 2 * 61)
+    student = tiny_model(tie_word_embeddings=tied)
+    reference = tiny_model(architecture="transformer", base_window=None, query_affine="none", hidden_size=48)
     inputs = batch()
-    output = student(**inputs, num_items_in_batch=6, use_cache=False)
-    section = DistillationSection(weight=0.25, temperature=2.0)
-    loss = Teacher(teacher, section).blended_loss(output, inputs, 6)
-    labeled = (inputs["shift_labels"] != -100).nonzero().tolist()
+    labels = inputs["shift_labels"]
+    logits = student(**{**inputs, "shift_labels": None}, use_cache=False).logits
     with torch.no_grad():
-        taught = teacher(**{**inputs, "shift_labels": None}, use_cache=False).logits
-        one_by_one = [kl_sum(output.logits[row, i][None], taught[row, i][None], 2.0) for row, i in labeled]
-    expected = 0.75 * output.loss + 0.25 * torch.stack(one_by_one).sum() / 6
-    assert len(labeled) == 6
-    assert (loss - expected).abs() <= 1e-6
+        taught = reference(**{**inputs, "shift_labels": None}, use_cache=False).logits
+    expected = torch.zeros((), dtype=torch.float64)
+    for row, slot in (labels != -100).nonzero().tolist():
+        q, p = (each[row, slot].div(temperature).softmax(0) for each in (logits, taught))
+        cross_entropy = -logits[row, slot].softmax(0)[labels[row, slot]].log()
+        expected = expected + (1 - weight) * cross_entropy + weight * temperature**2 * (p * (p / q).log()).sum()
+    (3 * expected / 6).backward()
+    wanted = {name: parameter.grad.clone() for name, parameter in student.named_parameters()}
+    student.zero_grad()
+
+    teacher = Teacher(reference, DistillationSection(weight=weight, temperature=temperature))
+    loss = blended_loss(teacher, student, inputs, 6)
+    (3 * loss).backward()
+    assert_close(loss, expected / 6)
+    for name, parameter in student.named_parameters():
+        assert_close(parameter.grad, wanted[name])
+    assert all(parameter.grad is None for parameter in reference.parameters())
+    with torch.no_grad():
+        assert_close(blended_loss(teacher, student, inputs, 6), expected / 6)
+
+
+def test_no_more_logits_than_a_chunk_of_either_model_ever_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orthros_train.model.chunked_loss.CHUNK_TOKENS", 3)
+    monkeypatch.setattr("orthros_train.model.chunked_loss.CPU_PIECE_LOGITS", 2 * 61)
+    student = tiny_model()
+    teacher = Teacher(tiny_model(architecture="transformer", query_affine="none"), DistillationSection(weight=0.5))
+    with LargestLogits(piece_tokens=2) as largest:
+        blended_loss(teacher, student, batch(), 6).backward()
+    assert largest.elements == 3 * 61
+    assert largest.blocks == 2  # each model's, of all chunks
+
+
+def test_logits_and_another_loss_exclude_each_other() -> None:
+    model = tiny_model()
+    teacher = Teacher(model, DistillationSection(weight=0.5))
+    with pytest.raises(ValueError, match="token_loss is computed without logits"):
+        model(**batch(), token_loss=teacher.token_loss(batch()))
 
 
 def test_a_conversion_at_full_width_has_nothing_to_learn(tmp_path: Path) -> None:
@@ -70,7 +112,7 @@ def test_a_conversion_at_full_width_has_nothing_to_learn(tmp_path: Path) -> None
     assert teacher is not None
     student = OrthrosForCausalLM.from_pretrained(folder)
     inputs = batch()
-    loss = teacher.blended_loss(student(**inputs, num_items_in_batch=6, use_cache=False), inputs, 6)
+    loss = blended_loss(teacher, student, inputs, 6)
     loss.backward()
     assert abs(loss.item()) <= 1e-5
     gradients = [p.grad.abs().max() for p in student.parameters() if p.grad is not None]
@@ -127,10 +169,11 @@ def test_a_run_with_a_teacher(tmp_path: Path, corpus: Path, ranks: int, zero_sta
     teacher = load_teacher(config, orthros_config(config, 259), CPU)
     assert teacher is not None
     with torch.no_grad():
-        output = OrthrosForCausalLM.from_pretrained(folder)(**inputs, num_items_in_batch=labels)
-        expected = teacher.blended_loss(output, inputs, labels).item()
+        student = OrthrosForCausalLM.from_pretrained(folder)
+        plain = student(**inputs, num_items_in_batch=labels).loss.item()
+        expected = blended_loss(teacher, student, inputs, labels).item()
     assert losses(config)[0] == pytest.approx(expected, abs=1e-5)
-    assert losses(config)[0] != pytest.approx(output.loss.item(), abs=1e-2)
+    assert losses(config)[0] != pytest.approx(plain, abs=1e-2)
     assert metrics(config)[-1]["validation_loss"] > 3
 
 
@@ -148,8 +191,7 @@ def test_learns_from_the_teacher_alone(tmp_path: Path, corpus: Path) -> None:
     divergences = []
     for model in (folder, export_hf(config.output_dir, tmp_path / "exported")):
         with torch.no_grad():
-            output = OrthrosForCausalLM.from_pretrained(model)(**inputs, num_items_in_batch=1)
-            divergences.append(teacher.blended_loss(output, inputs, 1).item())
+            divergences.append(blended_loss(teacher, OrthrosForCausalLM.from_pretrained(model), inputs, 1).item())
     assert divergences[1] < 0.8 * divergences[0]
 
 
