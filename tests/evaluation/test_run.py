@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lm_eval.result_schema import SampleResult
 
 from evaluation import run
+from evaluation.model_folder import load_folder_tokenizer
 from evaluation.model_source import load_evaluated_model
 from evaluation.suites import data_sets
 from evaluation.suites.catalog import SUITE_NAMES, SuiteOptions, find_suites, find_tasks
@@ -89,6 +92,10 @@ def test_results_reports_and_records(
     assert (output / "plots" / "commonsense.png").is_file()
     samples = [json.loads(line) for line in (output / "samples" / "piqa.jsonl").read_text().splitlines()]
     assert samples[0]["arguments"][0][0] == "Question: goal 0\nAnswer:"
+    for sample, document in zip(samples, record["documents"], strict=True):
+        assert set(sample) == {*SampleResult.__annotations__, *sample["metrics"]}
+        assert sample["metrics"] == ["acc", "acc_norm"]
+        assert (sample["doc_id"], sample["acc"]) == (document["doc_id"], document["value"])
     assert "written:" in capsys.readouterr().out
 
 
@@ -113,6 +120,66 @@ def test_a_stopped_evaluation_goes_on_and_other_settings_start_anew(
     assert evaluated[2:] == ["piqa"]
     evaluate(save_orthros(tmp_path / "other", base_sinks=1), data, tmp_path, "--tasks", "piqa", "--limit", "2")
     assert evaluated[3:] == ["piqa"]
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", lambda config: config["rope_parameters"].update(rope_theta=500.0)),
+        ("config.json", lambda config: config.update(rms_norm_eps=1e-2)),
+        ("tokenizer.json", lambda content: content["model"]["merges"].pop()),
+        ("tokenizer.json", lambda content: content.update(normalizer={"type": "Lowercase"})),
+        ("tokenizer_config.json", lambda content: content.update(bos_token="</s>")),
+        ("chat_template.jinja", None),
+        ("lm_eval", None),
+        ("transformers", None),
+    ],
+)
+def test_a_record_of_the_same_weights_under_another_definition_is_made_anew(
+    file: str,
+    change: Callable[[dict[str, Any]], None] | None,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from evaluation import task_runs  # noqa: PLC0415
+
+    evaluated: list[str] = []
+    original = task_runs.TaskRunner._evaluate
+
+    def counted(self: task_runs.TaskRunner, card: Any) -> Any:
+        evaluated.append(card.name)
+        return original(self, card)
+
+    monkeypatch.setattr(task_runs.TaskRunner, "_evaluate", counted)
+    model = save_merging_tokenizer(save_orthros(tmp_path / "model"), adds_bos=False)
+    for _ in range(2):
+        evaluate(model, data, tmp_path / "out", "--tasks", "piqa", "--limit", "1")
+    assert evaluated == ["piqa"]
+    if change is not None:
+        edit(model / file, change)
+    elif file.endswith("jinja"):
+        (model / file).write_text("{{ messages }}")
+    else:
+        known = task_runs.version
+        monkeypatch.setattr(task_runs, "version", lambda name: "0.0" if name == file else known(name))
+    evaluate(model, data, tmp_path / "out", "--tasks", "piqa", "--limit", "1")
+    assert evaluated == ["piqa"] * 2
+
+
+def test_what_a_tokenizer_was_last_asked_for_is_no_part_of_it(model: Path) -> None:
+    from evaluation.fingerprints import tokenizer_fingerprint  # noqa: PLC0415
+
+    tokenizer = load_folder_tokenizer(model)
+    before = tokenizer_fingerprint(tokenizer)
+    tokenizer(["a", "text"], padding=True, truncation=True, max_length=3)
+    assert tokenizer_fingerprint(tokenizer) == before
 
 
 def test_an_edited_text_of_equal_length_is_scored_anew(model: Path, data: Path, tmp_path: Path) -> None:
