@@ -21,7 +21,7 @@ from evaluation.files import plain_json, write_output
 from evaluation.fingerprints import config_fingerprint, tokenizer_fingerprint, weights_fingerprint
 from evaluation.suite_scores import grouped_score, stderr_name, task_score
 from evaluation.suites.perplexity import METRICS, standard_error
-from evaluation.suites.task_card import TaskCard, TaskSetting
+from evaluation.suites.task_card import ROW_HASH, TaskCard, TaskSetting
 from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
@@ -165,9 +165,7 @@ class TaskRunner:
             raise InputError(f"task {card.name} gave {sorted(results)}, not its headline metric {card.metric}")
         name, chosen_filter = card.metric.split(",")
         documents = [
-            {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"], "value": _number(sample[name])}
-            for sample in output["samples"][card.name]
-            if sample["filter"] == chosen_filter
+            _document(sample, name) for sample in output["samples"][card.name] if sample["filter"] == chosen_filter
         ]
         harness = {part: output[part].get(card.name) for part in PER_TASK}
         if self._setting.limit is not None and card.count is not None:  # lm-eval saw no more rows than the limit
@@ -224,6 +222,12 @@ def _score_in_document_order(task: ConfigurableTask, results: dict[str, Any], sa
                 estimate = stderr_for_metric(aggregate, BOOTSTRAP_ITERS)
                 error = estimate(items) if estimate is not None and len(items) > 1 else None
             results[stderr_name(name)] = "N/A" if error is None else error
+
+
+def _document(sample: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """What a record keeps of a document: who it is and how it was scored."""
+    row = {ROW_HASH: sample["doc"][ROW_HASH]} if ROW_HASH in sample["doc"] else {}
+    return {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"], **row, "value": _number(sample[metric])}
 
 
 def _task_hash(samples: Sequence[Mapping[str, Any]]) -> str:

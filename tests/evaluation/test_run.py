@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from lm_eval.result_schema import SampleResult
 
-from evaluation import run
+from evaluation import report, run
 from evaluation.model_folder import load_folder_tokenizer
 from evaluation.model_source import load_evaluated_model
 from evaluation.suites import data_sets
@@ -316,6 +316,21 @@ def test_the_version_stated_is_that_of_the_task(name: str, model: Path, data: Pa
     text = ("--text", str(book)) if name == "text_book" else ()
     results = evaluate(model, data, tmp_path / "out", "--tasks", name, "--limit", "1", *long, *text)
     assert float(results["versions"][name]) == float(results["orthros"]["records"][name]["task"]["version"])
+
+
+def test_two_tokenizers_runs_are_compared_by_the_rows_that_were_cut(model: Path, tmp_path: Path) -> None:
+    """Each tokenizer cuts other texts out of the same rows."""
+    longer = [{**row, "text": f"Film {n}. {row['text']}"} for n, row in enumerate(FDA_ROWS)]
+    mirror(data_sets.FDA, Rows(longer), tmp_path / "mirror")
+    merging = save_merging_tokenizer(save_orthros(tmp_path / "merging"), adds_bos=False)
+    runs = {}
+    for each in (model, merging):
+        arguments = ("--tasks", "recall_fda_512", "--max-length", "600")
+        runs[each.name] = evaluate(each, tmp_path / "mirror", tmp_path / f"out-{each.name}", *arguments)
+    documents = [run["orthros"]["records"]["recall_fda_512"]["documents"] for run in runs.values()]
+    assert not {each["doc_hash"] for each in documents[0]} & {each["doc_hash"] for each in documents[1]}
+    found = report.compare(runs)["tasks"]["differences"]["merging"]["tasks"]["recall_fda_512"]
+    assert found["documents"] == 3
 
 
 def test_generated_long_texts(model: Path, data: Path, tmp_path: Path) -> None:
