@@ -187,9 +187,10 @@ def _model_arguments(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _about_suite(suite: Suite) -> dict[str, Any]:
+    """Tasks with their groups; only a mean counts a group as one, single tasks that a user names stay single."""
     return {
         "title": suite.title,
-        "tasks": [[card.name, card.weight_group] for card in suite.cards],
+        "tasks": [[card.name, card.weight_group if suite.has_mean else None] for card in suite.cards],
         "has_mean": suite.has_mean,
         "note": suite.note,
         "paper": suite.paper,

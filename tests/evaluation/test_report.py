@@ -12,10 +12,22 @@ import pytest
 
 from evaluation import report
 from evaluation.bootstrap import mean_difference, paired_difference
-from evaluation.suite_report import show
+from evaluation.suite_report import show, write_suite_report
 from evaluation.suite_scores import suite_score, task_score
 from evaluation.suites.perplexity import standard_error
 from orthros_train.errors import InputError
+
+CONFIG = {
+    "model_source": "m",
+    "model_kind": "orthros folder",
+    "architecture": "orthros",
+    "base_window": 5,
+    "model_num_parameters": 1,
+    "model_dtype": "float32",
+    "max_length": 64,
+    "limit": None,
+    "chat": False,
+}
 
 
 def record(values: list[float], metric: str = "acc,none", higher: bool = True, truncated: int = 0) -> dict[str, Any]:
@@ -94,6 +106,25 @@ def test_tasks_of_a_group_count_as_one_weighted_by_documents() -> None:
     assert score.mean == 0.625
     pooled_variance = (1 * 0 * 0.1**2 + 3 * 2 * 0.1**2) / (4 - 2)  # of single documents, within the tasks
     assert score.tasks[1].stderr == pytest.approx((pooled_variance / 4) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("scored", "has_mean", "said"),
+    [
+        (["a", "m1"], True, ["mmlu: 3 tasks, 1 scored.", "Left out: m2, m3."]),
+        (["m1", "m2"], True, ["mmlu: 3 tasks, 2 scored.", "Left out, so the mean is over 1 of 2: a, m3."]),
+        (["a"], True, ["Left out, so the mean is over 1 of 2: m1, m2, m3."]),
+        (["a", "m1", "m2", "m3"], True, []),
+        (["a", "m1"], False, ["mmlu: 3 tasks, 1 scored.", "Left out: m2, m3."]),
+        (["a"], False, ["Left out: m1, m2, m3."]),
+    ],
+)
+def test_what_was_left_out_is_said_as_it_is(scored: list[str], has_mean: bool, said: list[str], tmp_path: Path) -> None:
+    content = results({name: record([1.0, 0.0]) for name in scored})
+    suite = content["orthros"]["suites"]["commonsense"]
+    suite |= {"has_mean": has_mean, "tasks": [["a", None], ["m1", "mmlu"], ["m2", "mmlu"], ["m3", "mmlu"]]}
+    text = write_suite_report(content | {"config": CONFIG}, tmp_path)
+    assert [line for line in text.splitlines() if line.startswith(("mmlu: ", "Left out"))] == said
 
 
 def test_a_group_of_single_documents_has_no_error() -> None:

@@ -306,6 +306,24 @@ def test_subjects_are_a_group_as_in_lm_eval(model: Path, tmp_path: Path) -> None
     assert (results["n-shot"]["mmlu"], results["higher_is_better"]["mmlu"]) == (5, {"acc": True})
     assert "|mmlu " in make_table(results)
     assert "|mmlu " in make_table(results, "groups")
+    report_text = (tmp_path / "out" / "report.md").read_text()
+    assert "| mmlu | acc |" in report_text
+    assert "mmlu: 57 tasks, 3 scored." in report_text
+
+
+def test_subjects_that_a_user_names_stay_single(model: Path, tmp_path: Path) -> None:
+    row = {"question": "Why?", "choices": ["a", "b", "c", "d"], "answer": 2}
+    for subject in ("anatomy", "astronomy"):
+        rows = [{**row, "question": f"Why {i}?", "answer": i % 4} for i in range(6)]
+        mirror(data_sets.mmlu(subject), Rows(rows), tmp_path / "mirror")
+    names = ["mmlu_anatomy", "mmlu_astronomy"]
+    arguments = ("--tasks", ",".join(names), "--max-length", "2000")
+    results = evaluate(model, tmp_path / "mirror", tmp_path / "out", *arguments)
+    assert "groups" not in results
+    compared, _ = report.markdown(report.compare({"x": results, "y": results}), ["x", "y"])
+    for text in ((tmp_path / "out" / "report.md").read_text(), compared):
+        assert "| mmlu |" not in text
+        assert all(f"| {name} |" in text for name in names)
 
 
 @pytest.mark.parametrize("name", ["piqa", "wikitext", "recall_fda_512", "long_single_600", "text_book"])
