@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lm_eval.result_schema import SampleResult
+from lm_eval.result_schema import EvalResults, SampleResult, _EvalConfig, _TaskMetrics
 
-from evaluation import report, run
+from evaluation import associative_recall, report, run
 from evaluation.model_folder import load_folder_tokenizer
 from evaluation.model_source import load_evaluated_model
 from evaluation.suites import data_sets
@@ -276,6 +276,21 @@ def test_results_have_the_layout_of_lm_evals(data: Path, tmp_path: Path) -> None
     }  # fmt: skip
     assert started <= results["date"] <= time.time()
     assert results["git_hash"] == git_commit()
+    assert set(results) == {*EvalResults.__annotations__, "orthros"} - {"groups", "samples"}
+    extra = {
+        "architecture", "base_window", "base_sinks", "max_length", "model_source", "model_kind", "chat"
+    }  # fmt: skip
+    assert set(results["config"]) == {*_EvalConfig.__annotations__, *extra}
+    for found in results["results"].values():
+        assert set(found) >= _TaskMetrics.__required_keys__
+    assert results["config"]["bootstrap_iters"] == 1000
+    assert results["config"]["fewshot_seed"] == 1234
+    assert (results["model_source"], results["model_name"]) == ("orthros", str(llama))
+    assert results["tokenizer_eos_token"] == ["<eos>", "257"]
+    assert (results["eot_token_id"], results["max_length"]) == (257, 256)
+    assert (results["chat_template"], results["fewshot_as_multiturn"]) == (None, False)
+    assert 0 < float(results["total_evaluation_time_seconds"]) < time.time() - started
+    assert set(results["task_hashes"]) == {"piqa", "wikitext"}
     assert results["config"]["model_args"] == {
         "pretrained": str(llama), "dtype": "float32", "max_length": 256, "base_window": 8, "base_sinks": 1
     }  # fmt: skip
@@ -373,6 +388,10 @@ def test_chat_templates_wrap_the_question(data: Path, tmp_path: Path) -> None:
     evaluate(model, data, tmp_path / "out", "--tasks", "piqa", "--chat", "--samples", "--limit", "1")
     (sample,) = (tmp_path / "out" / "samples" / "piqa.jsonl").read_text().splitlines()
     assert json.loads(sample)["arguments"][0][0] == "[user] Question: goal 0\nAnswer:\n[assistant]"
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    template = load_folder_tokenizer(model).chat_template
+    assert (results["chat_template"], results["fewshot_as_multiturn"]) == (template, True)
+    assert results["chat_template_sha"] == sha256(template.encode()).hexdigest()
 
 
 def test_examples_come_before_the_question() -> None:
@@ -450,6 +469,39 @@ def test_sinks_without_a_window_are_refused(data: Path, tmp_path: Path) -> None:
     llama = save_llama(tmp_path / "llama")
     with pytest.raises(InputError, match="--base-sinks 2 has no effect without --base-window"):
         evaluate(llama, data, tmp_path / "out", "--tasks", "piqa", "--base-sinks", "2")
+
+
+def test_the_synthetic_suite_refuses_every_option_that_it_does_not_heed(tmp_path: Path) -> None:
+    """Whatever the parser has: nothing is ignored in silence."""
+    (tmp_path / "text.txt").write_text("words", encoding="utf-8")
+    values = {"data_source": "package", "dtype": "fp32", "lengths": "600", "text": str(tmp_path / "text.txt")}
+    heeded = {"help", "suite", "tasks", "output", "device"}
+    options = [action for action in run.build_parser()._actions if action.dest not in heeded]
+    assert {"seed", "batch_size", "dtype", "chat", "skip_unavailable"} <= {option.dest for option in options}
+    for option in options:
+        (flag,) = option.option_strings
+        value = [] if option.nargs == 0 else [values.get(option.dest, "0" if option.dest == "seed" else "1")]
+        with pytest.raises(InputError, match=f"{flag}.* (has|have) no effect"):
+            run.main(["--suite", "synthetic", "--output", str(tmp_path / "out"), flag, *value])
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_synthetic_suite_is_trained_by_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[Path] = []
+    monkeypatch.setattr(associative_recall, "run_synthetic", lambda folder, device: trained.append(folder))
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        assert run.main(["--suite", "synthetic", "--output", str(tmp_path)]) == 0
+    assert trained == [tmp_path / "synthetic"]
+
+
+@pytest.mark.parametrize("place", ["/proc", "/proc/absent", "FILE/below"])
+def test_a_place_that_cannot_be_written_is_found_before_the_model_is_read(place: str, tmp_path: Path) -> None:
+    """Also one that is there already."""
+    (tmp_path / "FILE").write_text("")
+    output = tmp_path / place  # an absolute place stays itself
+    with pytest.raises(InputError, match=r"cannot (write into|make) the folder"):
+        run.main(["--model", "absent", "--tasks", "piqa", "--output", str(output)])
 
 
 @pytest.mark.parametrize("names", [("a/book.txt", "b/book.txt"), ("a/The Book.txt", "a/the-book.md"), ("a/b.txt",) * 2])
