@@ -107,9 +107,12 @@ def _left_out(score: SuiteScore) -> list[str]:
 
 
 def _data_section(results: Mapping[str, Any]) -> str:
-    rows = []
+    rows: list[list[str]] = []
+    notes: dict[str, list[str]] = {}
     for name, record in results["orthros"]["records"].items():
         data = record["task"]["data"]
+        if data.get("note"):
+            notes.setdefault(data["note"], []).append(name)
         rows.append(
             [
                 name,
@@ -118,9 +121,10 @@ def _data_section(results: Mapping[str, Any]) -> str:
                 str(data["source"]),
                 str(data.get("revision") or "–")[:12] + (" (not pinned)" if data.get("revision_note") else ""),
                 data["license"],
-                record["task"]["prompt"].replace("|", "/"),
+                record["task"]["prompt"],
             ]
         )
     shown = rows if len(rows) <= 30 else [*rows[:30], [f"and {len(rows) - 30} more in results.json", *[""] * 6]]
     head = ["task", "data set", "split", "source", "revision", "license", "prompt"]
-    return "## Tasks and data\n\n" + table(head, shown, numbers_from=7)
+    lines = [f"{listed(names)}: {note}." for note, names in notes.items()]
+    return "\n\n".join(["## Tasks and data", table(head, shown, numbers_from=7), *lines])

@@ -1,7 +1,8 @@
 """Copy the data sets of the evaluation suites into a folder that works without a network: a mirror.
 
 Every split becomes a parquet file; manifest.json beside it states where it came from and its SHA-256, which
-`python -m evaluation.run --data-dir DIR` compares before it reads. A data set that is there already is left alone.
+`python -m evaluation.run --data-dir DIR` compares before it reads. A data set that is there already is compared with
+its manifest and left alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from evaluation.suites import data_sets
 from evaluation.suites.catalog import nearest
 from evaluation.suites.data_sets import DataSet
-from evaluation.suites.data_sources import MANIFEST, DataSource, HubSource, PackageSource
+from evaluation.suites.data_sources import MANIFEST, DataSource, HubSource, MirrorSource, PackageSource
 from evaluation.suites.harness_tasks import MMLU_SUBJECTS
 from evaluation.suites.recall import LENGTHS
 from orthros_train.command_line import CommandParser, run_command
@@ -36,13 +37,17 @@ def all_data_sets() -> dict[str, DataSet]:
 
 
 def mirror(data_set: DataSet, source: DataSource, output: Path) -> bool:
-    """Write one data set into `output`/NAME; False if it is there already.
+    """Write one data set into `output`/NAME; False if it is there already, whole and of the pinned commit.
 
     Raises:
-        InputError: the source does not have it, or the place cannot be written.
+        InputError: the source does not have it, the place cannot be written, or what is there is altered or of another
+            commit.
     """
     place = output / data_set.name
     if (place / MANIFEST).is_file():
+        present = MirrorSource(output)
+        for split in present.available(data_set):
+            present.split(data_set, split)
         return False
     from pyarrow import parquet  # noqa: PLC0415
 
@@ -59,7 +64,6 @@ def mirror(data_set: DataSet, source: DataSource, output: Path) -> bool:
             "hub": data_set.hub,
             "config": data_set.config,
             "license": data_set.license,
-            "note": data_set.note,
             **source.describe(data_set),
             "splits": files,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from evaluation import report
 from evaluation.bootstrap import mean_difference, paired_difference
+from evaluation.html_page import html_page, table
 from evaluation.suite_report import show, write_suite_report
 from evaluation.suite_scores import suite_score, task_score
 from evaluation.suites.perplexity import standard_error
@@ -125,6 +127,28 @@ def test_what_was_left_out_is_said_as_it_is(scored: list[str], has_mean: bool, s
     suite |= {"has_mean": has_mean, "tasks": [["a", None], ["m1", "mmlu"], ["m2", "mmlu"], ["m3", "mmlu"]]}
     text = write_suite_report(content | {"config": CONFIG}, tmp_path)
     assert [line for line in text.splitlines() if line.startswith(("mmlu: ", "Left out"))] == said
+
+
+def test_what_a_source_lacks_is_said(tmp_path: Path) -> None:
+    records = {name: record([1.0, 0.0]) for name in ("a", "b", "c")}
+    for name in ("a", "b"):
+        records[name]["task"]["data"]["note"] = "the passages lack their titles"
+    text = write_suite_report(results(records) | {"config": CONFIG}, tmp_path)
+    assert text.endswith("\n\na, b: the passages lack their titles.\n")
+
+
+def test_any_text_stays_in_its_cell(tmp_path: Path) -> None:
+    text = table(["a|b", "n"], [["x | y\nz", "1"], ["plain", "2"]])
+    assert text.splitlines() == [r"| a\|b | n |", "| --- | ---: |", r"| x \| y z | 1 |", "| plain | 2 |"]
+    cells = re.findall(r"<t[hd].*?>(.*?)</t[hd]>", html_page("t", text, {}))
+    assert cells == ["a|b", "n", "x | y z", "1", "plain", "2"]
+    worded = record([1.0, 0.0])
+    worded["task"]["prompt"] = "no|yes"
+    names = ["a|b", "c"]
+    page = write_suite_report(results({"t": worded}) | {"config": CONFIG}, tmp_path)
+    compared, _ = report.markdown(report.compare(dict.fromkeys(names, results({"t": worded}))), names)
+    assert r"| no\|yes |" in page
+    assert r"| task | a\|b | c | c − a\|b |" in compared
 
 
 def test_a_group_of_single_documents_has_no_error() -> None:
