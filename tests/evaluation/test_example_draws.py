@@ -53,9 +53,12 @@ def test_a_run_of_two_ranks_asks_what_a_run_of_one_does(tmp_path: Path) -> None:
         return TaskRunner(lm, folder, setting, samples=True).run(GSM8K)
 
     records = {ranks: run_distributed(work, ranks, folder)[0] for ranks, folder in found.items()}
-    files = {ranks: (folder / "samples" / "gsm8k.jsonl").read_text() for ranks, folder in found.items()}
-    assert files[1] == files[2]
-    lines = [json.loads(line) for line in files[1].splitlines()]
+    asked = {}
+    for ranks, folder in found.items():
+        lines = [json.loads(line) for line in (folder / "samples" / "gsm8k.jsonl").read_text().splitlines()]
+        asked[ranks] = [{key: line[key] for key in ("doc_id", "filter", "arguments", "exact_match")} for line in lines]
+        assert [len(answers) for line in lines for answers in line["resps"]] == [1] * 6
+    assert asked[1] == asked[2]
     filters = ("strict-match", "flexible-extract")
     assert [(line["filter"], line["doc_id"]) for line in lines] == [(name, n) for name in filters for n in range(3)]
     assert all(line["metrics"] == ["exact_match"] and line["exact_match"] in (0.0, 1.0) for line in lines)
@@ -76,7 +79,8 @@ def test_errors_by_resampling_do_not_depend_on_the_number_of_ranks(card: TaskCar
         return TaskRunner(lm, tmp_path / folder, TaskSetting(rows, lm.tokenizer)).run(card)
 
     one, two = (run_distributed(work, ranks, str(ranks))[0] for ranks in (1, 2))
-    assert one["results"] == two["results"]
+    numbers = [{k: v for k, v in each["results"].items() if isinstance(v, int | float)} for each in (one, two)]
+    assert numbers[1] == pytest.approx(numbers[0], rel=1e-9)  # other batches round otherwise
     errors = {name: value for name, value in one["results"].items() if "_stderr" in name}
     assert errors
     assert all(value > 0 for name, value in errors.items() if "perplexity" in name or "bits" in name)
