@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,27 @@ def plain_json(value: dict[str, Any]) -> dict[str, Any]:
 
 def prepare_output(path: Path) -> None:
     """Make the folder of an output file; raises InputError before any work is done if `path` cannot become a file."""
+    _make_folder(path)
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise InputError(f"cannot write into the folder {path.parent}: {error.strerror or error}") from error
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write `text` to `path`, folders included; raises InputError when the place cannot be written."""
+    _make_folder(path)
+    try:
+        write_text_atomically(path, text)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _make_folder(path: Path) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the name of a file to write")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder {path.parent}: {error.strerror or error}") from error
-
-
-def write_output(path: Path, text: str) -> None:
-    """Write `text` to `path`, folders included; raises InputError when the place cannot be written."""
-    prepare_output(path)
-    try:
-        write_text_atomically(path, text)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,7 +71,13 @@ def write_report(folder: Path, stem: str, title: str, text: str, figures: Mappin
     return markdown, page
 
 
-def table(head: list[str], rows: list[list[str]], numbers_from: int = 1) -> str:
-    """A Markdown table whose columns from `numbers_from` on are right-aligned."""
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int = 1) -> str:
+    """A Markdown table whose columns from `numbers_from` on are right-aligned; cells may hold any text."""
     rule = ["---" if index < numbers_from else "---:" for index in range(len(head))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *rows))
+    lines = [map(_cell, head), rule, *(map(_cell, row) for row in rows)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _cell(text: str) -> str:
+    """What would end a cell or its row stands in it as text."""
+    return " ".join(text.splitlines()).replace("|", "\\|")

@@ -2,7 +2,7 @@
 
     python -m evaluation.report outputs/eval-transformer outputs/eval-orthros --output outputs/comparison
 
-Only documents that all runs answered, told by their hash, enter a difference.
+Only documents that both runs answered, told by their hash, enter a difference; only tasks with such documents a mean.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from evaluation.bootstrap import Difference, mean_difference, paired_difference,
 from evaluation.files import plain_json, write_output
 from evaluation.html_page import table, write_report
 from evaluation.paper import SUITE_ROWS
+from evaluation.run_pairs import listed, paired_values, unlike_settings, unlike_tasks
 from evaluation.suite_plots import differences, score_bars
 from evaluation.suite_report import show
 from evaluation.suite_scores import SuiteScore, TaskScore, suite_score
@@ -69,36 +70,48 @@ def compare(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     suites = [suite for suite in ours[first]["suites"] if all(suite in ours[other]["suites"] for other in others)]
     if not suites:
         raise InputError("the runs have no suite in common; evaluate them on the same suites")
-    comparison = {}
-    for suite in suites:
-        about = ours[first]["suites"][suite]
-        tasks = {name: [(task, group) for task, group in ours[name]["suites"][suite]["tasks"]] for name in runs}
-        shared = set.intersection(*(set(ours[name]["records"]) for name in runs))
-        comparison[suite] = {
-            "title": about["title"],
-            "paper": about["paper"],
-            "architectures": {name: runs[name].get("config", {}).get("architecture") for name in runs},
-            "scores": {
-                name: _shared_score(tasks[name], ours[name]["records"], shared, about["has_mean"]) for name in runs
-            },
-            "not_shared": sorted({task for name in runs for task, _ in tasks[name]} - shared),
-            "differences": {
-                other: _differences(
-                    tasks[first], ours[first]["records"], ours[other]["records"], shared, about["has_mean"]
-                )
-                for other in others
-            },
-        }
-    return comparison
+    records = {name: ours[name]["records"] for name in runs}
+    return {suite: _compare_suite(suite, runs, records) for suite in suites}
+
+
+def _compare_suite(
+    suite: str, runs: Mapping[str, Mapping[str, Any]], records: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    first, *others = runs
+    about = runs[first]["orthros"]["suites"][suite]
+    tasks = {name: [(task, group) for task, group in runs[name]["orthros"]["suites"][suite]["tasks"]] for name in runs}
+    every = dict.fromkeys(task for name in runs for task, _ in tasks[name])
+    scored = [task for task in every if all(task in records[name] for name in runs)]
+    shared = [task for task in scored if all(paired_values(records[first][task], records[n][task])[0] for n in others)]
+    in_mean = list(dict.fromkeys(group or task for task, group in tasks[first] if task in shared))
+    return {
+        "title": about["title"],
+        "paper": about["paper"],
+        "architectures": {name: runs[name].get("config", {}).get("architecture") for name in runs},
+        "scores": {name: _shared_score(tasks[name], records[name], shared, about["has_mean"]) for name in runs},
+        "in_mean": in_mean if about["has_mean"] else [],
+        "not_scored": sorted(set(every) - set(scored)),
+        "not_paired": sorted(set(scored) - set(shared)),
+        "settings": unlike_settings(runs),
+        "unlike": unlike_tasks(scored, records),
+        "differences": {
+            other: _differences(tasks[first], records[first], records[other], shared, about["has_mean"])
+            for other in others
+        },
+    }
 
 
 def _shared_score(
     tasks: Sequence[tuple[str, str | None]], records: Mapping[str, Any], shared: Collection[str], has_mean: bool
 ) -> SuiteScore:
-    """All scores of a run; means, of the suite and of groups, are over the tasks that every run has a record of."""
-    grouped = {task for task, group in tasks if group is not None}
+    """All scores of a run; means, of the suite and of groups, are over the `shared` tasks.
+
+    A group without a shared task is shown as the run scored it.
+    """
+    restricted = {group for task, group in tasks if group is not None and task in shared}
+    left_out = {task for task, group in tasks if group in restricted and task not in shared}
     of_all = {task: record for task, record in records.items() if task in shared}
-    shown = {task: record for task, record in records.items() if task in shared or task not in grouped}
+    shown = {task: record for task, record in records.items() if task not in left_out}
     mean = suite_score(tasks, of_all, has_mean)
     return replace(suite_score(tasks, shown, has_mean=False), mean=mean.mean, stderr=mean.stderr)
 
@@ -116,36 +129,42 @@ def _differences(
         tasks: of the suite, with their groups.
         a: records of the first run.
         b: records of the second.
-        shared: tasks that every compared run has a record of; means, of the suite and of groups, are over these.
+        shared: tasks of which all compared runs have documents in common with the first; means, of the suite and of
+            groups, are over these.
         has_mean: of the suite.
     """
     found: dict[str, Any] = {}
     grouped: dict[str, tuple[list[float], list[float]]] = {}
+    in_mean = {group or name for name, group in tasks if name in shared}
     for name, group in tasks:
         if name not in a or name not in b or (group is not None and name not in shared):
             continue
-        left, right = ({each["doc_hash"]: each["value"] for each in run[name]["documents"]} for run in (a, b))
-        both = [key for key in left if key in right]
-        if not both:
+        left, right = paired_values(a[name], b[name])
+        if not left:
             continue
-        if isinstance(left[both[0]], list):
-            found[name] = _nats_difference(a[name], [left[key] for key in both], [right[key] for key in both])
+        if isinstance(left[0], list):
+            found[name] = _nats_difference(a[name], left, right)
             continue
         ours, theirs = grouped.setdefault(group or name, ([], []))
-        ours += [left[key] for key in both]
-        theirs += [right[key] for key in both]
+        ours += left
+        theirs += right
     found |= {task: _described(paired_difference(*values), len(values[0])) for task, values in grouped.items()}
     result: dict[str, Any] = {"tasks": found}
-    of_all = [values for task, values in grouped.items() if task in shared or task not in a]  # a group has no record
-    if has_mean and len(of_all) > 1:
-        result["mean"] = asdict(mean_difference(of_all))
+    of_all = [values for task, values in grouped.items() if task in in_mean]
+    if has_mean and of_all:
+        result["mean"] = _plain(mean_difference(of_all), min(len(values[0]) for values in of_all))
     return result
 
 
-def _described(difference: Difference, documents: int, **more: str) -> dict[str, Any]:
-    """JSON-ready; one document has no interval."""
+def _plain(difference: Difference, documents: int) -> dict[str, Any]:
+    """JSON-ready; one document, of any task that has a part in it, has no interval."""
     alone = {} if documents > 1 else dict.fromkeys(("low", "high", "probability"))
-    return {**asdict(difference), **alone, "documents": documents, **more}
+    return {**asdict(difference), **alone}
+
+
+def _described(difference: Difference, documents: int, **more: str) -> dict[str, Any]:
+    """The difference of a task."""
+    return {**_plain(difference, documents), "documents": documents, **more}
 
 
 def _nats_difference(record: Mapping[str, Any], first: Sequence[Any], second: Sequence[Any]) -> dict[str, Any]:
@@ -167,16 +186,12 @@ def markdown(comparison: Mapping[str, Any], names: Sequence[str]) -> tuple[str, 
     parts = [
         "# Comparison",
         f"Differences are to **{names[0]}**, in points (of perplexities in nats: the logarithm of their ratio), with "
-        "the 95% interval of the paired bootstrap over the documents of both; an interval without zero is marked *.",
+        "the 95% interval of the paired bootstrap over the documents of both, whose number stands beside it where more "
+        "were scored; an interval without zero is marked *.",
+        *dict.fromkeys(line for content in comparison.values() for line in content["settings"]),
     ]
     for suite, content in comparison.items():
-        parts += [f"## {content['title']}", _table(content, names)]
-        if content["not_shared"] and any(score.mean is not None for score in content["scores"].values()):
-            others = content["not_shared"]
-            parts.append(
-                f"The mean is over the tasks that all runs scored; others: {', '.join(others[:8])}"
-                + (f" and {len(others) - 8} more." if len(others) > 8 else ".")
-            )
+        parts += [f"## {content['title']}", _table(content, names), *content["unlike"], *_left_out(content)]
         if paper := SUITE_ROWS.get(content["paper"] or ""):
             parts.append(f"The row paper is {paper.origin}; each run's column has its arm's figure.")
         shares: dict[str, SuiteScore] = content["scores"]
@@ -189,6 +204,17 @@ def markdown(comparison: Mapping[str, Any], names: Sequence[str]) -> tuple[str, 
                     parts.append(f"{other} minus {names[0]}:")
                     parts.append(f"![Differences](plots/{suite}-difference-{number}.png)")
     return "\n\n".join(parts) + "\n", figures
+
+
+def _left_out(content: Mapping[str, Any]) -> list[str]:
+    """What has no difference, or no part in the mean, and why."""
+    lines = []
+    if others := content["not_paired"]:
+        mean = " and no part in the mean" if content["in_mean"] else ""
+        lines.append(f"The runs have no document in common, so there is no difference{mean}: {listed(others)}.")
+    if content["in_mean"] and (others := content["not_scored"]):
+        lines.append(f"The mean is over the tasks that all runs scored; others: {listed(others)}.")
+    return lines
 
 
 def _difference_figure(tasks: Mapping[str, Mapping[str, Any]]) -> Figure | None:
@@ -206,12 +232,12 @@ def _table(content: Mapping[str, Any], names: Sequence[str]) -> str:
     for task in tasks:
         cells: list[TaskScore | None] = [by_run[name].get(task) for name in names]
         found = [content["differences"][other]["tasks"].get(task) for other in names[1:]]
-        rows.append([task, *map(show, cells), *map(_show_difference, found)])
-    if all(scores[name].mean is not None for name in names):
+        scored = [max(each.documents if each else 0 for each in (cells[0], other)) for other in cells[1:]]
+        rows.append([task, *map(show, cells), *map(_show_difference, found, scored)])
+    if content["in_mean"]:
         means = [f"{100 * (scores[name].mean or 0):.2f}" for name in names]
         found = [content["differences"][other].get("mean") for other in names[1:]]
-        count = sum(all(task in by_run[name] for name in names) for task in tasks)
-        rows.append([f"mean of {count}", *means, *map(_show_difference, found)])
+        rows.append([f"mean of {len(content['in_mean'])}", *means, *map(_show_difference, found)])
     if paper := SUITE_ROWS.get(content["paper"] or ""):
         rows.append(_paper_cells([paper.of(content["architectures"][name]) for name in names]))
     return table(["task", *names, *(f"{other} − {names[0]}" for other in names[1:])], rows)
@@ -224,16 +250,18 @@ def _paper_cells(figures: Sequence[float | None]) -> list[str]:
     return ["paper", *("–" if each is None else f"{each:.2f}" for each in figures), *gains]
 
 
-def _show_difference(found: Mapping[str, Any] | None) -> str:
+def _show_difference(found: Mapping[str, Any] | None, scored: int = 0) -> str:
+    """A cell; with the number of its documents if that is below `scored`."""
     if found is None:
         return "–"
     scale, digits, unit = (1, 4, f" {found['unit']}") if "unit" in found else (100, 2, "")
     interval = mark = ""
+    paired = f" ({found['documents']:,} paired)" if found.get("documents", scored) < scored else ""
     if found["low"] is not None:
         difference = Difference(*(found[key] for key in ("value", "low", "high", "probability")))
         interval = f" [{scale * difference.low:+.{digits}f}, {scale * difference.high:+.{digits}f}]"
         mark = "*" if difference.is_clear else ""
-    return f"{scale * found['value']:+.{digits}f}{interval}{unit}{mark}"
+    return f"{scale * found['value']:+.{digits}f}{interval}{unit}{mark}{paired}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

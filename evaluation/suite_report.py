@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from evaluation.html_page import table, write_report
 from evaluation.paper import SUITE_ROWS
+from evaluation.run_pairs import listed
 from evaluation.suite_plots import score_bars
 from evaluation.suite_scores import SuiteScore, TaskScore, suite_score
 
@@ -83,11 +84,7 @@ def _suite_section(suite: Mapping[str, Any], score: SuiteScore) -> str:
     lines = [f"## {suite['title']}", table(HEAD, rows, numbers_from=2)]
     if paper is not None:
         lines.append(f"The rows marked paper are {paper.origin}.")
-    if score.missing:
-        lines.append(
-            f"Left out, so the mean is over {len(score.tasks)} of {score.expected}: {', '.join(score.missing[:8])}"
-            + (" and others." if len(score.missing) > 8 else ".")
-        )
+    lines += _left_out(score)
     cut = [f"{task.task} {task.truncated:,}" for task in score.tasks if task.truncated]
     if cut:
         lines.append(
@@ -98,10 +95,24 @@ def _suite_section(suite: Mapping[str, Any], score: SuiteScore) -> str:
     return "\n\n".join(lines)
 
 
+def _left_out(score: SuiteScore) -> list[str]:
+    """What was not scored, and what that means for the mean, if there is one."""
+    lines = [f"{group}: {members} tasks, {scored} scored." for group, scored, members in score.partial]
+    if score.missing:
+        over = "Left out"
+        if score.mean is not None and len(score.tasks) < score.expected:
+            over = f"Left out, so the mean is over {len(score.tasks)} of {score.expected}"
+        lines.append(f"{over}: {listed(score.missing)}.")
+    return lines
+
+
 def _data_section(results: Mapping[str, Any]) -> str:
-    rows = []
+    rows: list[list[str]] = []
+    notes: dict[str, list[str]] = {}
     for name, record in results["orthros"]["records"].items():
         data = record["task"]["data"]
+        if data.get("note"):
+            notes.setdefault(data["note"], []).append(name)
         rows.append(
             [
                 name,
@@ -110,9 +121,10 @@ def _data_section(results: Mapping[str, Any]) -> str:
                 str(data["source"]),
                 str(data.get("revision") or "–")[:12] + (" (not pinned)" if data.get("revision_note") else ""),
                 data["license"],
-                record["task"]["prompt"].replace("|", "/"),
+                record["task"]["prompt"],
             ]
         )
     shown = rows if len(rows) <= 30 else [*rows[:30], [f"and {len(rows) - 30} more in results.json", *[""] * 6]]
     head = ["task", "data set", "split", "source", "revision", "license", "prompt"]
-    return "## Tasks and data\n\n" + table(head, shown, numbers_from=7)
+    lines = [f"{listed(names)}: {note}." for note, names in notes.items()]
+    return "\n\n".join(["## Tasks and data", table(head, shown, numbers_from=7), *lines])

@@ -48,6 +48,7 @@ class SuiteScore:
         tasks: the scored ones, groups of tasks as one.
         expected: how many there are, scored or not.
         missing: names of tasks left out.
+        partial: (group, tasks scored, tasks in all) of groups of which only some were scored.
         mean: of the headline values; None where a mean means nothing.
         stderr: of the mean, from the tasks' own.
     """
@@ -55,6 +56,7 @@ class SuiteScore:
     tasks: tuple[TaskScore, ...]
     expected: int
     missing: tuple[str, ...]
+    partial: tuple[tuple[str, int, int], ...]
     mean: float | None
     stderr: float | None
 
@@ -93,10 +95,12 @@ def suite_score(names: Sequence[tuple[str, str | None]], records: Mapping[str, A
     groups: dict[str, list[str]] = {}
     for name, group in names:
         groups.setdefault(group or name, []).append(name)
-    scores, missing = [], []
+    scores, missing, partial = [], [], []
     for group, members in groups.items():
         present = [task_score(name, records[name]) for name in members if name in records]
         missing += [name for name in members if name not in records]
+        if 0 < len(present) < len(members):
+            partial.append((group, len(present), len(members)))
         if present:
             scores.append(present[0] if len(members) == 1 else grouped_score(group, present))
     mean = stderr = None
@@ -105,7 +109,7 @@ def suite_score(names: Sequence[tuple[str, str | None]], records: Mapping[str, A
         errors = [score.stderr for score in scores if score.stderr is not None]
         if len(errors) == len(scores):
             stderr = math.sqrt(sum(error**2 for error in errors)) / len(scores)
-    return SuiteScore(tuple(scores), len(groups), tuple(missing), mean, stderr)
+    return SuiteScore(tuple(scores), len(groups), tuple(missing), tuple(partial), mean, stderr)
 
 
 def grouped_score(group: str, scores: Sequence[TaskScore]) -> TaskScore:

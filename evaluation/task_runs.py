@@ -1,13 +1,13 @@
 """Run tasks one after another and keep each one's record, so that a stopped evaluation goes on where it was.
 
-A record is reused only if it was made by the same weights under the same settings.
+A record is reused only if it was made by the same model (weights, configuration, tokenizer) under the same settings by
+the same versions of the libraries that score.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import io
 import json
 import math
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from evaluation.example_draws import draw_as_one_rank
 from evaluation.files import plain_json, write_output
+from evaluation.fingerprints import config_fingerprint, tokenizer_fingerprint, weights_fingerprint
 from evaluation.suite_scores import grouped_score, stderr_name, task_score
 from evaluation.suites.data_sets import UnavailableError
 from evaluation.suites.perplexity import METRICS, standard_error
-from evaluation.suites.task_card import TaskCard, TaskSetting
+from evaluation.suites.task_card import ROW_HASH, TaskCard, TaskSetting
 from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
-    import torch
     from lm_eval.api.task import ConfigurableTask
 
     from evaluation.lm_eval_model import OrthrosLM
@@ -33,22 +33,11 @@ if TYPE_CHECKING:
 # What lm-eval's results of a task hold besides `results`, by task name.
 PER_TASK = ("configs", "versions", "n-shot", "higher_is_better", "n-samples")
 Missing = dict[str, str]  # why tasks are left out, by their names
-SAMPLE_FIELDS = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "doc_hash")
+BOOTSTRAP_ITERS = 1000  # resamples of the errors that have no formula
 
 
 class GaveUpError(Exception):
     """Some rank's adapter was told to give up; raised on all of them."""
-
-
-def weights_fingerprint(model: torch.nn.Module) -> str:
-    """SHA-256 over all parameters, names and bits."""
-    import torch  # noqa: PLC0415
-
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        digest.update(name.encode())
-        digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 class TaskRunner:
@@ -67,8 +56,13 @@ class TaskRunner:
     ) -> None:
         self._lm, self._folder, self._setting = lm, folder, setting
         self._chat, self._samples = chat, samples
+        self._environment = {f"{name}_version": version(name) for name in ("lm_eval", "transformers")}
         self._key = {
             "weights": weights_fingerprint(lm.model),
+            "config": config_fingerprint(lm.model.config),
+            "tokenizer": tokenizer_fingerprint(lm.tokenizer),
+            "environment": self._environment,
+            "bootstrap_iters": BOOTSTRAP_ITERS,
             "model": lm.get_model_info(),
             "add_bos_token": lm.add_bos_token,
             "limit": setting.limit,
@@ -114,10 +108,7 @@ class TaskRunner:
         """Samples first, so that a record that says it has them does; those of an earlier record are removed."""
         path, samples = self._paths(card)
         if self._samples:
-            lines = (
-                json.dumps(plain_json({name: sample[name] for name in SAMPLE_FIELDS}), ensure_ascii=False)
-                for sample in found
-            )
+            lines = (json.dumps(plain_json(_plain_sample(sample)), ensure_ascii=False) for sample in found)
             write_output(samples, "\n".join(lines) + "\n")
         else:
             samples.unlink(missing_ok=True)
@@ -162,8 +153,10 @@ class TaskRunner:
                 log_samples=True,
                 apply_chat_template=self._chat,
                 fewshot_as_multiturn=self._chat,
-                bootstrap_iters=1000,
+                bootstrap_iters=0,
             )
+            if output is not None:
+                _score_in_document_order(task, output["results"][card.name], output["samples"][card.name])
         return output
 
     def _record(
@@ -172,12 +165,9 @@ class TaskRunner:
         results = output["results"][card.name]
         if card.metric not in results:
             raise InputError(f"task {card.name} gave {sorted(results)}, not its headline metric {card.metric}")
-        results |= _perplexity_errors(results, output["samples"][card.name])
         name, chosen_filter = card.metric.split(",")
         documents = [
-            {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"], "value": _number(sample[name])}
-            for sample in output["samples"][card.name]
-            if sample["filter"] == chosen_filter
+            _document(sample, name) for sample in output["samples"][card.name] if sample["filter"] == chosen_filter
         ]
         harness = {part: output[part].get(card.name) for part in PER_TASK}
         if self._setting.limit is not None and card.count is not None:  # lm-eval saw no more rows than the limit
@@ -189,7 +179,8 @@ class TaskRunner:
             "documents": sorted(documents, key=lambda document: document["doc_id"]),
             "truncated": truncated,
             "higher_is_better": card.higher_is_better,
-            "environment": {f"{name}_version": version(name) for name in ("lm_eval", "transformers")},
+            "environment": self._environment,
+            "task_hash": _task_hash(output["samples"][card.name]),
         }
         return plain_json(record)
 
@@ -208,14 +199,49 @@ def _without_bars() -> Iterator[None]:
         tqdm.tqdm = task.tqdm = shown
 
 
-def _perplexity_errors(results: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Standard errors of a perplexity task's metrics, for which lm-eval has none."""
-    found = {
-        stderr_name(f"{metric},none"): standard_error(metric, [sample[metric] for sample in samples])
-        for metric in METRICS
-        if f"{metric},none" in results
-    }
-    return {name: error for name, error in found.items() if error is not None}
+def _score_in_document_order(task: ConfigurableTask, results: dict[str, Any], samples: list[dict[str, Any]]) -> None:
+    """Sort `samples` as one rank gives them, filter by filter, and write their scores and errors into `results`.
+
+    lm-eval's come from the samples in the order of the ranks, on which sums and resamples depend; and a rank with fewer
+    documents than another is asked its last request twice.
+    """
+    from lm_eval.api.metrics import stderr_for_metric  # noqa: PLC0415
+
+    filters = list(dict.fromkeys(sample["filter"] for sample in samples))
+    samples.sort(key=lambda sample: (filters.index(sample["filter"]), sample["doc_id"]))
+    for sample in samples:
+        sample["resps"] = [answers[: task.config.repeats] for answers in sample["resps"]]
+    for metric, aggregate in task.aggregation().items():
+        for chosen in filters:
+            name = f"{metric},{chosen}"
+            if name not in results:
+                continue
+            items = [sample[metric] for sample in samples if sample["filter"] == chosen]
+            results[name] = aggregate(items)
+            if metric in METRICS:
+                error = standard_error(metric, items)
+            else:
+                estimate = stderr_for_metric(aggregate, BOOTSTRAP_ITERS)
+                error = estimate(items) if estimate is not None and len(items) > 1 else None
+            results[stderr_name(name)] = "N/A" if error is None else error
+
+
+def _document(sample: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """What a record keeps of a document: who it is and how it was scored."""
+    row = {ROW_HASH: sample["doc"][ROW_HASH]} if ROW_HASH in sample["doc"] else {}
+    return {"doc_id": sample["doc_id"], "doc_hash": sample["doc_hash"], **row, "value": _number(sample[metric])}
+
+
+def _task_hash(samples: Sequence[Mapping[str, Any]]) -> str:
+    """lm-eval's `task_hashes` of a task: over documents, prompts and targets."""
+    from lm_eval.utils import hash_string  # noqa: PLC0415
+
+    return str(hash_string("".join(each["doc_hash"] + each["prompt_hash"] + each["target_hash"] for each in samples)))
+
+
+def _plain_sample(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of the samples' file: everything that lm-eval logs, with numbers of Python's."""
+    return {**sample, **{metric: _number(sample[metric]) for metric in sample["metrics"]}}
 
 
 def _number(value: Any) -> Any:
@@ -253,6 +279,7 @@ def harness_results(
         merged.setdefault("groups", {})[group] = merged["results"][group] = _group_results(group, members, records)
         for part in ("versions", "n-shot", "higher_is_better"):
             merged[part][group] = merged[part][members[0]]
+    merged["task_hashes"] = {name: record["task_hash"] for name, record in records.items()}
     merged["config"] = dict(config)
     for record in records.values():
         merged |= record["environment"]

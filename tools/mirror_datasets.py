@@ -1,7 +1,8 @@
 """Copy the data sets of the evaluation suites into a folder that works without a network: a mirror.
 
 Every split becomes a parquet file; manifest.json beside it states where it came from and its SHA-256, which
-`python -m evaluation.run --data-dir DIR` compares before it reads. A data set that is there already is left alone.
+`python -m evaluation.run --data-dir DIR` compares before it reads. A data set that is there already is compared with
+its manifest and left alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from evaluation.suites import data_sets
 from evaluation.suites.catalog import nearest
 from evaluation.suites.data_sets import DataSet
-from evaluation.suites.data_sources import MANIFEST, DataSource, HubSource, PackageSource
+from evaluation.suites.data_sources import MANIFEST, DataSource, HubSource, MirrorSource, PackageSource
 from evaluation.suites.harness_tasks import MMLU_SUBJECTS
 from evaluation.suites.recall import LENGTHS
 from orthros_train.command_line import CommandParser, run_command
@@ -36,13 +37,15 @@ def all_data_sets() -> dict[str, DataSet]:
 
 
 def mirror(data_set: DataSet, source: DataSource, output: Path) -> bool:
-    """Write one data set into `output`/NAME; False if it is there already.
+    """Write one data set into `output`/NAME; False if it is there already, whole and of the pinned commit.
 
     Raises:
-        InputError: the source does not have it, or the place cannot be written.
+        InputError: the source does not have it, the place cannot be written, or what is there is altered or of another
+            commit.
     """
     place = output / data_set.name
     if (place / MANIFEST).is_file():
+        _check_present(MirrorSource(output), data_set)
         return False
     from pyarrow import parquet  # noqa: PLC0415
 
@@ -59,12 +62,20 @@ def mirror(data_set: DataSet, source: DataSource, output: Path) -> bool:
             "hub": data_set.hub,
             "config": data_set.config,
             "license": data_set.license,
-            "note": data_set.note,
             **source.describe(data_set),
             "splits": files,
         }
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return True
+
+
+def _check_present(present: MirrorSource, data_set: DataSet) -> None:
+    """Raise InputError unless all files are as their manifest says, and those of the hub all that tasks read."""
+    for split in present.available(data_set):
+        present.split(data_set, split)
+    lacking = [split for split in data_set.splits if split not in present.available(data_set)]
+    if lacking and present.describe(data_set)["mirrored_from"] == HubSource.name:
+        raise InputError(f"the mirror of {data_set.name} lacks {', '.join(lacking)}; remove it and mirror it again")
 
 
 def build_parser() -> CommandParser:
@@ -91,7 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number, name in enumerate(chosen):
             progress.update(number, name)
             try:
-                print(f"{name}: {'mirrored' if mirror(known[name], source, options.output) else 'there already'}")
+                if mirror(known[name], source, options.output):
+                    print(f"{name}: mirrored")
+                else:
+                    origin = MirrorSource(options.output).describe(known[name])["mirrored_from"]
+                    print(f"{name}: there already, from {origin}")
             except InputError as error:
                 if not options.keep_going:
                     raise

@@ -152,7 +152,9 @@ class MirrorSource:
         manifest = self._manifest(data_set)
         origin = manifest["source"]
         found = {"source": "mirror", "revision": manifest["revision"], "mirrored_from": origin}
-        return found | (_pin_note(data_set) if origin == "hub" else {})
+        if origin == "hub":
+            return found | _pin_note(data_set)
+        return found | ({"note": manifest["note"]} if manifest.get("note") else {})
 
 
 def _check_manifest(manifest: Any, data_set: DataSet, path: Path) -> None:

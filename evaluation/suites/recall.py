@@ -13,6 +13,8 @@ the cut depends on the answer.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from evaluation.suites import data_sets
 from evaluation.suites.data_sets import DataSet
-from evaluation.suites.task_card import TaskCard, TaskSetting, make_task
+from evaluation.suites.task_card import ROW_HASH, TaskCard, TaskSetting, make_task
 from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
@@ -200,6 +202,11 @@ DROP = RecallTask(drop_prompt, "context", None, "answers")
 NQ = RecallTask(nq_prompt, "context", ("answers",), "answers")
 
 
+def _row_hash(document: Document) -> str:
+    """Of a document before its cut, which depends on the tokenizer: runs of two models are paired by it."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def recall_card(name: str, task: RecallTask, data: DataSet, cut_length: int) -> TaskCard:
     """A card whose documents are cut to `cut_length` tokens; a limit counts those that can be."""
     split = data.splits[0]
@@ -215,7 +222,8 @@ def recall_card(name: str, task: RecallTask, data: DataSet, cut_length: int) -> 
                 "which its cut is centered; nothing can be scored on it"
             )
         chosen = documents[: setting.limit]
-        cut = [task.cut(document, setting.tokenizer, cut_length) for document in chosen]  # type: ignore[arg-type]
+        tokenizer: Any = setting.tokenizer
+        cut = [{**task.cut(each, tokenizer, cut_length), ROW_HASH: _row_hash(each)} for each in chosen]
         return make_task(
             {
                 "task": name,

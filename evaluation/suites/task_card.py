@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+ROW_HASH = "row_hash"  # field of a document: SHA-256 of the row it was made from, if the tokenizer had a part in that
+
+
 @dataclass(frozen=True)
 class TaskSetting:
     """What tasks are built from besides their own definition.

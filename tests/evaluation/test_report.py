@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,23 @@ import pytest
 
 from evaluation import report
 from evaluation.bootstrap import mean_difference, paired_difference
-from evaluation.suite_report import show
+from evaluation.html_page import html_page, table
+from evaluation.suite_report import show, write_suite_report
 from evaluation.suite_scores import suite_score, task_score
 from evaluation.suites.perplexity import standard_error
 from orthros_train.errors import InputError
+
+CONFIG = {
+    "model_source": "m",
+    "model_kind": "orthros folder",
+    "architecture": "orthros",
+    "base_window": 5,
+    "model_num_parameters": 1,
+    "model_dtype": "float32",
+    "max_length": 64,
+    "limit": None,
+    "chat": False,
+}
 
 
 def record(values: list[float], metric: str = "acc,none", higher: bool = True, truncated: int = 0) -> dict[str, Any]:
@@ -94,6 +108,47 @@ def test_tasks_of_a_group_count_as_one_weighted_by_documents() -> None:
     assert score.mean == 0.625
     pooled_variance = (1 * 0 * 0.1**2 + 3 * 2 * 0.1**2) / (4 - 2)  # of single documents, within the tasks
     assert score.tasks[1].stderr == pytest.approx((pooled_variance / 4) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("scored", "has_mean", "said"),
+    [
+        (["a", "m1"], True, ["mmlu: 3 tasks, 1 scored.", "Left out: m2, m3."]),
+        (["m1", "m2"], True, ["mmlu: 3 tasks, 2 scored.", "Left out, so the mean is over 1 of 2: a, m3."]),
+        (["a"], True, ["Left out, so the mean is over 1 of 2: m1, m2, m3."]),
+        (["a", "m1", "m2", "m3"], True, []),
+        (["a", "m1"], False, ["mmlu: 3 tasks, 1 scored.", "Left out: m2, m3."]),
+        (["a"], False, ["Left out: m1, m2, m3."]),
+    ],
+)
+def test_what_was_left_out_is_said_as_it_is(scored: list[str], has_mean: bool, said: list[str], tmp_path: Path) -> None:
+    content = results({name: record([1.0, 0.0]) for name in scored})
+    suite = content["orthros"]["suites"]["commonsense"]
+    suite |= {"has_mean": has_mean, "tasks": [["a", None], ["m1", "mmlu"], ["m2", "mmlu"], ["m3", "mmlu"]]}
+    text = write_suite_report(content | {"config": CONFIG}, tmp_path)
+    assert [line for line in text.splitlines() if line.startswith(("mmlu: ", "Left out"))] == said
+
+
+def test_what_a_source_lacks_is_said(tmp_path: Path) -> None:
+    records = {name: record([1.0, 0.0]) for name in ("a", "b", "c")}
+    for name in ("a", "b"):
+        records[name]["task"]["data"]["note"] = "the passages lack their titles"
+    text = write_suite_report(results(records) | {"config": CONFIG}, tmp_path)
+    assert text.endswith("\n\na, b: the passages lack their titles.\n")
+
+
+def test_any_text_stays_in_its_cell(tmp_path: Path) -> None:
+    text = table(["a|b", "n"], [["x | y\nz", "1"], ["plain", "2"]])
+    assert text.splitlines() == [r"| a\|b | n |", "| --- | ---: |", r"| x \| y z | 1 |", "| plain | 2 |"]
+    cells = re.findall(r"<t[hd].*?>(.*?)</t[hd]>", html_page("t", text, {}))
+    assert cells == ["a|b", "n", "x | y z", "1", "plain", "2"]
+    worded = record([1.0, 0.0])
+    worded["task"]["prompt"] = "no|yes"
+    names = ["a|b", "c"]
+    page = write_suite_report(results({"t": worded}) | {"config": CONFIG}, tmp_path)
+    compared, _ = report.markdown(report.compare(dict.fromkeys(names, results({"t": worded}))), names)
+    assert r"| no\|yes |" in page
+    assert r"| task | a\|b | c | c − a\|b |" in compared
 
 
 def test_a_group_of_single_documents_has_no_error() -> None:
@@ -244,6 +299,146 @@ def test_groups_are_compared_over_the_tasks_of_all_runs() -> None:
     assert [score.mean for score in comparison["commonsense"]["scores"].values()] == [1.0, 1.0]
     text, _ = report.markdown(comparison, ["x", "y"])
     assert "The mean is over the tasks that all runs scored; others: m2." in text
+
+
+def with_hashes(values: list[float], *hashes: str, **more: Any) -> dict[str, Any]:
+    """A record whose documents have these hashes."""
+    found = record(values) | more
+    for document, name in zip(found["documents"], hashes, strict=True):
+        document["doc_hash"] = name
+    return found
+
+
+def test_a_task_without_common_documents_is_no_part_of_the_means() -> None:
+    """As of a hub's test split against a package's validation split."""
+    first = results({"a": record([0.0, 0.0]), "b": with_hashes([1.0, 1.0], "x", "y"), "c": record([1.0, 1.0])})
+    second = results({"a": record([1.0, 1.0]), "b": with_hashes([0.0, 0.0], "z", "w"), "c": record([1.0, 1.0])})
+    for runs in ({"p": first, "q": second}, {"p": first, "r": first, "q": second}):
+        comparison = report.compare(runs)
+        content = comparison["commonsense"]
+        assert (content["in_mean"], content["not_paired"], content["not_scored"]) == (["a", "c"], ["b"], [])
+        assert (content["scores"]["p"].mean, content["scores"]["q"].mean) == (0.5, 1.0)
+        assert content["differences"]["q"]["mean"]["value"] == 0.5
+        text, _ = report.markdown(comparison, list(runs))
+        assert "| mean of 2 | 50.00 | " in text
+        assert "100.00 | " in text
+        assert "no document in common, so there is no difference and no part in the mean: b." in text
+    text, _ = report.markdown(report.compare({"p": first, "q": second}), ["p", "q"])
+    assert "| b | 100.00 | 0.00 | – |" in text
+    assert "| mean of 2 | 50.00 | 100.00 | +50.00 [+50.00, +50.00]* |" in text
+
+
+def test_runs_without_any_common_document_have_no_mean() -> None:
+    runs = {"p": results({"a": record([0.0])}), "q": results({"a": with_hashes([1.0], "other")})}
+    text, _ = report.markdown(report.compare(runs), ["p", "q"])
+    assert "| mean of" not in text
+    assert "| a | 0.00 | 100.00 | – |" in text
+    assert "no document in common, so there is no difference: a." in text
+
+
+def test_a_group_is_compared_over_its_tasks_with_common_documents() -> None:
+    groups = {"m1": "mmlu", "m2": "mmlu"}
+    first = results({"m1": record([1.0, 1.0]), "m2": with_hashes([0.0, 0.0], "x", "y")}, groups)
+    second = results({"m1": record([0.0, 1.0]), "m2": with_hashes([1.0, 1.0], "z", "w")}, groups)
+    text, _ = report.markdown(report.compare({"p": first, "q": second}), ["p", "q"])
+    assert "| mmlu | 100.00 | 50.00 | -50.00" in text
+    assert "no part in the mean: m2." in text
+    del first["orthros"]["records"]["m1"]
+    text, _ = report.markdown(report.compare({"p": first, "q": second}), ["p", "q"])
+    assert "| mmlu | 0.00 | 75.00 | – |" in text  # as each run scored it
+
+
+def test_equal_documents_are_paired_one_by_one() -> None:
+    left, right = with_hashes([0.0, 1.0, 0.0], "h", "h", "k"), with_hashes([1.0, 1.0, 0.0], "h", "h", "k")
+    content = report.compare({"x": results({"a": left}), "y": results({"a": right})})["commonsense"]
+    found = content["differences"]["y"]["tasks"]["a"]
+    assert (found["documents"], found["value"]) == (3, pytest.approx(1 / 3))
+    right["documents"].pop(1)
+    content = report.compare({"x": results({"a": left}), "y": results({"a": right})})["commonsense"]
+    assert content["differences"]["y"]["tasks"]["a"]["documents"] == 2
+
+
+def test_documents_cut_by_two_tokenizers_are_paired_by_their_row() -> None:
+    left, right = with_hashes([0.0, 1.0], "cut", "cut2"), with_hashes([1.0, 1.0], "other", "other2")
+    for each in (left, right):
+        for number, document in enumerate(each["documents"]):
+            document["row_hash"] = f"row {number}"
+    content = report.compare({"x": results({"a": left}), "y": results({"a": right})})["commonsense"]
+    assert content["differences"]["y"]["tasks"]["a"]["documents"] == 2
+
+
+def test_the_number_of_pairs_is_shown_where_more_were_scored() -> None:
+    left, right = record([0.0, 0.0, 1.0]), record([1.0, 0.0, 1.0])
+    right["documents"] = right["documents"][1:]
+    names = ["x", "y"]
+    text, _ = report.markdown(report.compare({"x": results({"a": left}), "y": results({"a": right})}), names)
+    assert "| +0.00 [+0.00, +0.00] (2 paired) |" in text
+    text, _ = report.markdown(report.compare({"x": results({"a": left}), "y": results({"a": left})}), names)
+    assert "paired)" not in text
+    pairs = [(-100.0, 50), (-90.0, 40), (-80.0, 30)]
+    runs = {"x": perplexities(pairs), "y": perplexities(pairs[:2])}
+    assert "(2 paired)" in report.markdown(report.compare(runs), names)[0]
+
+
+def test_a_mean_with_single_documents_has_no_interval() -> None:
+    """Resampling one document shows no spread: its interval would be too narrow."""
+    runs = {
+        "x": results({"a": record([0.0]), "b": record([0.0, 1.0])}),
+        "y": results({"a": record([1.0]), "b": record([0.0, 1.0])}),
+    }
+    text, _ = report.markdown(report.compare(runs), ["x", "y"])
+    assert "| mean of 2 | 25.00 | 75.00 | +50.00 |" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"data": {"split": "test"}}, "split (x: none, y: test)"),
+        ({"data": {"revision": "b" * 40}}, f"revision (x: none, y: {'b' * 40})"),
+        ({"data": {"source": "package p", "revision": "r"}}, "source (x: test, y: package p): a, b."),
+        ({"data": {"source": "mirror", "mirrored_from": "hub"}}, "source (x: test, y: hub)"),
+        ({"data": {"cut_tokens": 512}}, "cut_tokens (x: none, y: 512)"),
+        ({"shots": 5}, "shots (x: 0, y: 5)"),
+        ({"version": "2"}, "version (x: 1, y: 2)"),
+        ({"prompt": "Q"}, "prompt (x: p, y: Q)"),
+    ],
+)
+def test_tasks_that_are_not_alike_are_named(change: dict[str, Any], said: str) -> None:
+    def changed() -> dict[str, Any]:
+        found = record([1.0, 0.0])
+        found["task"] |= {**change, "data": {**found["task"]["data"], **change.get("data", {})}}
+        return found
+
+    same = {"a": record([1.0, 0.0]), "b": record([1.0, 0.0])}
+    runs = {"x": results(same), "y": results({name: changed() for name in same})}
+    text, _ = report.markdown(report.compare(runs), ["x", "y"])
+    (line,) = [line for line in text.splitlines() if "Not alike" in line]
+    assert line.startswith("**Not alike** in ")
+    assert said in line
+    assert line.endswith(": a, b.")
+
+
+@pytest.mark.parametrize("ignored", [{"source": "mirror", "mirrored_from": "test"}, {"note": "n"}, {"license": "y"}])
+def test_a_mirror_is_as_good_as_its_source(ignored: dict[str, Any]) -> None:
+    other = record([1.0, 0.0])
+    other["task"]["data"] |= ignored
+    runs = {"x": results({"a": record([1.0, 0.0])}), "y": results({"a": other})}
+    assert "alike" not in report.markdown(report.compare(runs), ["x", "y"])[0]
+
+
+def test_limits_and_settings_are_stated() -> None:
+    plain = results({"a": record([1.0, 0.0])})
+    alike = plain | {"config": {"limit": None, "chat": False, "fewshot_seed": 1}}
+    limited = plain | {"config": {"limit": 2, "chat": True, "fewshot_seed": 1}}
+    text, _ = report.markdown(report.compare({"x": alike, "y": limited}), ["x", "y"])
+    said = "**The runs are not alike** in limit of documents (x: none, y: 2), chat template (x: False, y: True)."
+    assert said in text
+    assert "With a limit of documents per task (y: 2) these are checks of the machinery, not benchmarks." in text
+    text, _ = report.markdown(report.compare({"x": alike, "y": alike}), ["x", "y"])
+    assert "alike" not in text
+    assert "checks of the machinery" not in text
+    text, _ = report.markdown(report.compare({"x": limited, "y": limited}), ["x", "y"])
+    assert "(x: 2, y: 2) these are checks" in text
 
 
 def test_only_documents_of_both_are_compared() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -12,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from lm_eval.result_schema import EvalResults, SampleResult, _EvalConfig, _TaskMetrics
 
-from evaluation import run
+from evaluation import associative_recall, report, run
 from evaluation.lm_eval_model import OrthrosLM
+from evaluation.model_folder import load_folder_tokenizer
 from evaluation.model_source import load_evaluated_model
 from evaluation.ranks import of_all_ranks
 from evaluation.suites import data_sets
@@ -101,6 +104,10 @@ def test_results_reports_and_records(
     assert (output / "plots" / "commonsense.png").is_file()
     samples = [json.loads(line) for line in (output / "samples" / "piqa.jsonl").read_text().splitlines()]
     assert samples[0]["arguments"][0][0] == "Question: goal 0\nAnswer:"
+    for sample, document in zip(samples, record["documents"], strict=True):
+        assert set(sample) == {*SampleResult.__annotations__, *sample["metrics"]}
+        assert sample["metrics"] == ["acc", "acc_norm"]
+        assert (sample["doc_id"], sample["acc"]) == (document["doc_id"], document["value"])
     assert "written:" in capsys.readouterr().out
 
 
@@ -125,6 +132,66 @@ def test_a_stopped_evaluation_goes_on_and_other_settings_start_anew(
     assert evaluated[2:] == ["piqa"]
     evaluate(save_orthros(tmp_path / "other", base_sinks=1), data, tmp_path, "--tasks", "piqa", "--limit", "2")
     assert evaluated[3:] == ["piqa"]
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", lambda config: config["rope_parameters"].update(rope_theta=500.0)),
+        ("config.json", lambda config: config.update(rms_norm_eps=1e-2)),
+        ("tokenizer.json", lambda content: content["model"]["merges"].pop()),
+        ("tokenizer.json", lambda content: content.update(normalizer={"type": "Lowercase"})),
+        ("tokenizer_config.json", lambda content: content.update(bos_token="</s>")),
+        ("chat_template.jinja", None),
+        ("lm_eval", None),
+        ("transformers", None),
+    ],
+)
+def test_a_record_of_the_same_weights_under_another_definition_is_made_anew(
+    file: str,
+    change: Callable[[dict[str, Any]], None] | None,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from evaluation import task_runs  # noqa: PLC0415
+
+    evaluated: list[str] = []
+    original = task_runs.TaskRunner._evaluate
+
+    def counted(self: task_runs.TaskRunner, card: Any) -> Any:
+        evaluated.append(card.name)
+        return original(self, card)
+
+    monkeypatch.setattr(task_runs.TaskRunner, "_evaluate", counted)
+    model = save_merging_tokenizer(save_orthros(tmp_path / "model"), adds_bos=False)
+    for _ in range(2):
+        evaluate(model, data, tmp_path / "out", "--tasks", "piqa", "--limit", "1")
+    assert evaluated == ["piqa"]
+    if change is not None:
+        edit(model / file, change)
+    elif file.endswith("jinja"):
+        (model / file).write_text("{{ messages }}")
+    else:
+        known = task_runs.version
+        monkeypatch.setattr(task_runs, "version", lambda name: "0.0" if name == file else known(name))
+    evaluate(model, data, tmp_path / "out", "--tasks", "piqa", "--limit", "1")
+    assert evaluated == ["piqa"] * 2
+
+
+def test_what_a_tokenizer_was_last_asked_for_is_no_part_of_it(model: Path) -> None:
+    from evaluation.fingerprints import tokenizer_fingerprint  # noqa: PLC0415
+
+    tokenizer = load_folder_tokenizer(model)
+    before = tokenizer_fingerprint(tokenizer)
+    tokenizer(["a", "text"], padding=True, truncation=True, max_length=3)
+    assert tokenizer_fingerprint(tokenizer) == before
 
 
 def test_an_edited_text_of_equal_length_is_scored_anew(model: Path, data: Path, tmp_path: Path) -> None:
@@ -155,7 +222,7 @@ def test_what_is_damaged_is_found_before_the_first_task(model: Path, data: Path,
             (place / "fda" / "validation.parquet").write_bytes(b"other")
         with pytest.raises(InputError, match=r"task recall_fda_512: .*validation\.parquet (is missing|differs)"):
             evaluate(model, place, tmp_path / "out", *command, *skip)
-        assert not (tmp_path / "out").exists()
+        assert not list((tmp_path / "out").iterdir())
 
 
 def test_all_ranks_leave_out_what_one_has_no_data_for(data: Path, tmp_path: Path) -> None:
@@ -256,6 +323,21 @@ def test_results_have_the_layout_of_lm_evals(data: Path, tmp_path: Path) -> None
     }  # fmt: skip
     assert started <= results["date"] <= time.time()
     assert results["git_hash"] == git_commit()
+    assert set(results) == {*EvalResults.__annotations__, "orthros"} - {"groups", "samples"}
+    extra = {
+        "architecture", "base_window", "base_sinks", "max_length", "model_source", "model_kind", "chat"
+    }  # fmt: skip
+    assert set(results["config"]) == {*_EvalConfig.__annotations__, *extra}
+    for found in results["results"].values():
+        assert set(found) >= _TaskMetrics.__required_keys__
+    assert results["config"]["bootstrap_iters"] == 1000
+    assert results["config"]["fewshot_seed"] == 1234
+    assert (results["model_source"], results["model_name"]) == ("orthros", str(llama))
+    assert results["tokenizer_eos_token"] == ["<eos>", "257"]
+    assert (results["eot_token_id"], results["max_length"]) == (257, 256)
+    assert (results["chat_template"], results["fewshot_as_multiturn"]) == (None, False)
+    assert 0 < float(results["total_evaluation_time_seconds"]) < time.time() - started
+    assert set(results["task_hashes"]) == {"piqa", "wikitext"}
     assert results["config"]["model_args"] == {
         "pretrained": str(llama), "dtype": "float32", "max_length": 256, "base_window": 8, "base_sinks": 1
     }  # fmt: skip
@@ -286,6 +368,24 @@ def test_subjects_are_a_group_as_in_lm_eval(long_model: Path, tmp_path: Path) ->
     assert (results["n-shot"]["mmlu"], results["higher_is_better"]["mmlu"]) == (5, {"acc": True})
     assert "|mmlu " in make_table(results)
     assert "|mmlu " in make_table(results, "groups")
+    report_text = (tmp_path / "out" / "report.md").read_text()
+    assert "| mmlu | acc |" in report_text
+    assert "mmlu: 57 tasks, 3 scored." in report_text
+
+
+def test_subjects_that_a_user_names_stay_single(long_model: Path, tmp_path: Path) -> None:
+    row = {"question": "Why?", "choices": ["a", "b", "c", "d"], "answer": 2}
+    for subject in ("anatomy", "astronomy"):
+        rows = [{**row, "question": f"Why {i}?", "answer": i % 4} for i in range(6)]
+        mirror(data_sets.mmlu(subject), Rows(rows), tmp_path / "mirror")
+    names = ["mmlu_anatomy", "mmlu_astronomy"]
+    arguments = ("--tasks", ",".join(names), "--max-length", "2000")
+    results = evaluate(long_model, tmp_path / "mirror", tmp_path / "out", *arguments)
+    assert "groups" not in results
+    compared, _ = report.markdown(report.compare({"x": results, "y": results}), ["x", "y"])
+    for text in ((tmp_path / "out" / "report.md").read_text(), compared):
+        assert "| mmlu |" not in text
+        assert all(f"| {name} |" in text for name in names)
 
 
 @pytest.mark.parametrize("name", ["piqa", "wikitext", "recall_fda_512", "long_single_600", "text_book"])
@@ -296,6 +396,21 @@ def test_the_version_stated_is_that_of_the_task(name: str, long_model: Path, dat
     text = ("--text", str(book)) if name == "text_book" else ()
     results = evaluate(long_model, data, tmp_path / "out", "--tasks", name, "--limit", "1", *long, *text)
     assert float(results["versions"][name]) == float(results["orthros"]["records"][name]["task"]["version"])
+
+
+def test_two_tokenizers_runs_are_compared_by_the_rows_that_were_cut(long_model: Path, tmp_path: Path) -> None:
+    """Each tokenizer cuts other texts out of the same rows."""
+    longer = [{**row, "text": f"Film {n}. {row['text']}"} for n, row in enumerate(FDA_ROWS)]
+    mirror(data_sets.FDA, Rows(longer), tmp_path / "mirror")
+    merging = save_merging_tokenizer(save_orthros(tmp_path / "merging", max_position_embeddings=2048), adds_bos=False)
+    runs = {}
+    for each in (long_model, merging):
+        arguments = ("--tasks", "recall_fda_512", "--max-length", "600")
+        runs[each.name] = evaluate(each, tmp_path / "mirror", tmp_path / f"out-{each.name}", *arguments)
+    documents = [run["orthros"]["records"]["recall_fda_512"]["documents"] for run in runs.values()]
+    assert not {each["doc_hash"] for each in documents[0]} & {each["doc_hash"] for each in documents[1]}
+    found = report.compare(runs)["tasks"]["differences"]["merging"]["tasks"]["recall_fda_512"]
+    assert found["documents"] == 3
 
 
 def test_generated_long_texts(long_model: Path, data: Path, tmp_path: Path) -> None:
@@ -323,6 +438,10 @@ def test_chat_templates_wrap_the_question(data: Path, tmp_path: Path) -> None:
     evaluate(model, data, tmp_path / "out", "--tasks", "piqa", "--chat", "--samples", "--limit", "1")
     (sample,) = (tmp_path / "out" / "samples" / "piqa.jsonl").read_text().splitlines()
     assert json.loads(sample)["arguments"][0][0] == "[user] Question: goal 0\nAnswer:\n[assistant]"
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    template = load_folder_tokenizer(model).chat_template
+    assert (results["chat_template"], results["fewshot_as_multiturn"]) == (template, True)
+    assert results["chat_template_sha"] == sha256(template.encode()).hexdigest()
 
 
 def test_examples_come_before_the_question() -> None:
@@ -404,6 +523,39 @@ def test_sinks_without_a_window_are_refused(data: Path, tmp_path: Path) -> None:
     llama = save_llama(tmp_path / "llama")
     with pytest.raises(InputError, match="--base-sinks 2 has no effect without --base-window"):
         evaluate(llama, data, tmp_path / "out", "--tasks", "piqa", "--base-sinks", "2")
+
+
+def test_the_synthetic_suite_refuses_every_option_that_it_does_not_heed(tmp_path: Path) -> None:
+    """Whatever the parser has: nothing is ignored in silence."""
+    (tmp_path / "text.txt").write_text("words", encoding="utf-8")
+    values = {"data_source": "package", "dtype": "fp32", "lengths": "600", "text": str(tmp_path / "text.txt")}
+    heeded = {"help", "suite", "tasks", "output", "device"}
+    options = [action for action in run.build_parser()._actions if action.dest not in heeded]
+    assert {"seed", "batch_size", "dtype", "chat", "skip_unavailable"} <= {option.dest for option in options}
+    for option in options:
+        (flag,) = option.option_strings
+        value = [] if option.nargs == 0 else [values.get(option.dest, "0" if option.dest == "seed" else "1")]
+        with pytest.raises(InputError, match=f"{flag}.* (has|have) no effect"):
+            run.main(["--suite", "synthetic", "--output", str(tmp_path / "out"), flag, *value])
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_synthetic_suite_is_trained_by_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[Path] = []
+    monkeypatch.setattr(associative_recall, "run_synthetic", lambda folder, device: trained.append(folder))
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        assert run.main(["--suite", "synthetic", "--output", str(tmp_path)]) == 0
+    assert trained == [tmp_path / "synthetic"]
+
+
+@pytest.mark.parametrize("place", ["/proc", "/proc/absent", "FILE/below"])
+def test_a_place_that_cannot_be_written_is_found_before_the_model_is_read(place: str, tmp_path: Path) -> None:
+    """Also one that is there already."""
+    (tmp_path / "FILE").write_text("")
+    output = tmp_path / place  # an absolute place stays itself
+    with pytest.raises(InputError, match=r"cannot (write into|make) the folder"):
+        run.main(["--model", "absent", "--tasks", "piqa", "--output", str(output)])
 
 
 @pytest.mark.parametrize("names", [("a/book.txt", "b/book.txt"), ("a/The Book.txt", "a/the-book.md"), ("a/b.txt",) * 2])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +118,7 @@ def test_the_protocol_on_wikitext(prepared: Path, tmp_path: Path, capsys: pytest
     assert results["cache_discrepancy"] < 1e-4
     receipt = json.loads((output / "receipts" / "orthros-2.json").read_text())
     assert receipt["seed"] == 2
-    assert receipt["command"].startswith("python -m evaluation.reproduce_wikitext --data")
+    assert shlex.split(receipt["command"]) == ["python", "-m", "evaluation.reproduce_wikitext", *arguments]
     assert receipt["data"]["manifest"]["revision"] == REVISION
     by_hand = "placed by hand, not verified against the hub"
     assert by_hand in receipt["data"]["label"]
@@ -129,13 +131,16 @@ def test_the_protocol_on_wikitext(prepared: Path, tmp_path: Path, capsys: pytest
 
 
 def test_other_text_is_labelled_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    book = tmp_path / "book.txt"
+    book = tmp_path / "a dark 'book'.txt"
     book.write_text("It was a dark night. " * 60)
     arguments = ["--text", str(book), "--output", str(tmp_path / "out"), "--seeds", "1", *SMALL]
     assert reproduce_wikitext.main(arguments) == 0
     text = capsys.readouterr().out
     assert text.startswith("# Byte-level WikiText protocol, on other text")
     assert "These figures are not WikiText's." in text
+    for receipt in map(json.loads, (path.read_text() for path in tmp_path.glob("out/receipts/*.json"))):
+        assert receipt["data"]["sha256"] == sha256(book.read_bytes()).hexdigest()
+        assert shlex.split(receipt["command"])[3:] == arguments
 
 
 @pytest.mark.parametrize(("orthros", "words"), [((2.0, 2.2), "worse"), ((1.0, 1.2), "better"), ((1.5, 1.6), "same")])
