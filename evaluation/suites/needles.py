@@ -11,9 +11,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from evaluation.suites.task_card import TaskCard, TaskSetting, make_task
+from evaluation.suites.task_card import ROW_HASH, TaskCard, TaskSetting, make_task
 from orthros_train.errors import InputError
 
 if TYPE_CHECKING:
@@ -128,9 +129,11 @@ def needle_card(kind: str, tokens: int) -> TaskCard:
     def build(setting: TaskSetting) -> ConfigurableTask:
         from datasets import Dataset  # noqa: PLC0415
 
-        rng = random.Random(f"{setting.seed} {name}")
-        room = tokens - NEW_TOKENS
-        rows = [needle_document(TASKS[kind], room, setting.tokenizer, rng) for _ in range(setting.documents)]
+        rows = []
+        for number in range(setting.documents):
+            drawn = f"{setting.seed} {name} {number}"  # the same facts and questions with every tokenizer
+            row = needle_document(TASKS[kind], tokens - NEW_TOKENS, setting.tokenizer, random.Random(drawn))
+            rows.append({**row, ROW_HASH: sha256(drawn.encode()).hexdigest()})
         return make_task(
             {
                 "task": name,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
 from evaluation.suites.needles import NEW_TOKENS, TASKS, needle_cards, needle_document, share_found
-from evaluation.suites.task_card import TaskSetting
+from evaluation.suites.task_card import ROW_HASH, TaskSetting
 from orthros_train.data.tokenizers import ByteTokenizer
 from orthros_train.errors import InputError
+from tests.evaluation.tiny_models import save_merging_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,20 @@ def test_prompt_and_answer_fill_the_length_together(kind: str, tokenizer: AutoTo
     for document in card.build(setting).eval_docs:
         assert 1500 - 75 < len(document["input"]) + NEW_TOKENS <= 1500
     assert card.tokens == 1500
+
+
+def test_every_tokenizer_gets_the_same_facts(tokenizer: AutoTokenizer, tmp_path: Path) -> None:
+    """So that runs of two models are compared document by document, though texts differ in length."""
+    merging = AutoTokenizer.from_pretrained(save_merging_tokenizer(tmp_path, adds_bos=False))
+    (card,) = [card for card in needle_cards([1500]) if "multikey" in card.name]
+    rows = [
+        list(card.build(TaskSetting(None, each, documents=2)).eval_docs)  # type: ignore[arg-type]
+        for each in (tokenizer, merging)
+    ]
+    for ours, theirs in zip(*rows, strict=True):
+        assert ours["input"] != theirs["input"]
+        assert (ours["outputs"], ours[ROW_HASH]) == (theirs["outputs"], theirs[ROW_HASH])
+    assert len({row[ROW_HASH] for row in rows[0]}) == 2
 
 
 def test_every_task_at_every_length() -> None:
