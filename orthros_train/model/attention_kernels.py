@@ -34,8 +34,8 @@ KERNEL_NAMES = ("eager", "sdpa", "flex", "flash")
 KEEPS_SUMS = ("cpu",)  # devices whose backward starts from the forward's softmax sums instead of recomputing a block
 CAUSAL_TAIL_ROWS = 1024  # queries of one call: the kernel computes masked pairs, too, half of them in the last columns
 FOLDED_BYTES = 64 << 20  # of the keys and values that one call over several blocks spreads out: each key ⌈S/c⌉ times
-# What masked calls may use. cuDNN's attention, which PyTorch prefers on an H100, gives NaN gradients of queries under a
-# mask at 64, 192, … 704 keys and strongly negative logits (pytorch#196678), and plans anew for every length that it meets.
+# What masked calls may use. cuDNN's attention, which PyTorch prefers on an H100, gives NaN gradients of queries
+# under a mask at 64, 192, … 704 keys and strongly negative logits (pytorch#196678), and plans each new length anew.
 MASKED_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -67,7 +67,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility
         keys: (B, G, S, d), H a multiple of G; query head h reads KV head h // (H/G).
         values: (B, G, S, d).
         visibility: which keys each query sees; every query sees at least one.
-        kernel: "eager", "sdpa", "flex" or "flash", which is sdpa for a mask that flash-attn has not or gains nothing by.
+        kernel: "eager", "sdpa", "flex" or "flash", which is sdpa where flash-attn has no such mask or gains nothing.
 
     Returns:
         (B, H, M, d) in the values' dtype.
@@ -234,7 +234,7 @@ _cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backw
 
 
 def _take(stored: Tensor, block: Block) -> Tensor:
-    """The block's keys or values: (B, G, S_all, d) -> (B·n, G, S, d); a view where there are no sinks and B or n is 1."""
+    """The block's keys or values: (B, G, S_all, d) -> (B·n, G, S, d), where possible a view."""
     if block.repeats == 1:
         parts = [
             stored[:, :, part] if isinstance(part, slice) else stored.gather(2, _index(part, stored))

@@ -44,7 +44,8 @@ class OrthrosConfig(PreTrainedConfig):
         attention_bias: biases of the q, k and v projections.
         attention_output_bias: bias of the o projection; None means as `attention_bias` (Llama), False is Qwen2.
         qk_norm: RMSNorm over the head size of queries and keys (Qwen3).
-        attention_kernel: "auto", "eager" (dense mask, the reference), "sdpa", "flex" or "flash". A choice for this process: files say "auto".
+        attention_kernel: "auto", "eager" (dense mask, the reference), "sdpa", "flex" or "flash". Never
+            saved: files say "auto".
     """
 
     model_type = "orthros"

@@ -33,8 +33,8 @@ class Block:
         keys: one or two disjoint sets of keys (sinks, window span), each a slice common to all rows or indices (B, S).
         mask: (B or 1, 1, c, S) over the concatenated keys, 0 where visible and -inf elsewhere; None where every query
             sees every key.
-        repeats: n blocks of c queries, one after the other, that have this mask. `keys` are the first one's slices; each
-            next block has the same sinks and a span that lies c keys further.
+        repeats: n blocks of c queries, one after the other, that have this mask. `keys` are the first one's slices;
+            each next block has the same sinks and a span that lies c keys further.
     """
 
     queries: slice
