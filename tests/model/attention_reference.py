@@ -6,25 +6,54 @@ import torch
 from torch import Tensor
 
 
+def _seen(p: int, start: int, window: int | None, sinks: int) -> list[int]:
+    return [j for j in range(start, p + 1) if window is None or j > p - window or j < start + sinks]
+
+
+def _one_query(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """All heads (H, d) of one query over the keys (G, s, d) that it sees: (H, d)."""
+    H, d = query.shape
+    scores = torch.einsum("ghd,gsd->ghs", query.view(keys.shape[0], -1, d), keys) / math.sqrt(d)
+    weights = torch.exp(scores - scores.amax(-1, keepdim=True))
+    weights = weights / weights.sum(-1, keepdim=True)
+    return torch.einsum("ghs,gsd->ghd", weights, values).reshape(H, d)
+
+
 def brute_force(
     queries: Tensor, keys: Tensor, values: Tensor, positions: Tensor, first: Tensor, window: int | None, sinks: int
 ) -> Tensor:
     """One query at a time over a list of the keys that it sees; (B, H, M, d)."""
-    B, H, M, d = queries.shape
-    G = keys.shape[1]
     rows = []
-    for b in range(B):
-        outputs = []
-        for i in range(M):
-            p, start = int(positions[b, i]), int(first[b, i])
-            seen = [j for j in range(start, p + 1) if window is None or j > p - window or j < start + sinks]
-            query = queries[b, :, i].view(G, H // G, d)
-            scores = torch.einsum("ghd,gsd->ghs", query, keys[b][:, seen]) / math.sqrt(d)
-            weights = torch.exp(scores - scores.amax(-1, keepdim=True))
-            weights = weights / weights.sum(-1, keepdim=True)
-            outputs.append(torch.einsum("ghs,gsd->ghd", weights, values[b][:, seen]).reshape(H, d))
+    for b, (row, starts) in enumerate(zip(positions.tolist(), first.tolist(), strict=True)):
+        lists = [_seen(p, start, window, sinks) for p, start in zip(row, starts, strict=True)]
+        outputs = [_one_query(queries[b, :, i], keys[b][:, seen], values[b][:, seen]) for i, seen in enumerate(lists)]
         rows.append(torch.stack(outputs, dim=1))
     return torch.stack(rows)
+
+
+def brute_force_gradients(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    first: Tensor,
+    window: int | None,
+    sinks: int,
+    grad_out: Tensor,
+) -> tuple[Tensor, list[Tensor]]:
+    """`brute_force` and its gradients of queries, keys and values for `grad_out` (B, H, M, d); O(M·s) if each sees s."""
+    out, gradients = torch.empty_like(queries), [torch.zeros_like(part) for part in (queries, keys, values)]
+    for b, (row, starts) in enumerate(zip(positions.tolist(), first.tolist(), strict=True)):
+        for i, (p, start) in enumerate(zip(row, starts, strict=True)):
+            seen = _seen(p, start, window, sinks)
+            parts = [queries[b, :, i], keys[b][:, seen], values[b][:, seen]]
+            parts = [part.detach().requires_grad_() for part in parts]
+            attended = _one_query(*parts)
+            query, key, value = torch.autograd.grad(attended, parts, grad_out[b, :, i])
+            out[b, :, i], gradients[0][b, :, i] = attended.detach(), query
+            gradients[1][b][:, seen] += key
+            gradients[2][b][:, seen] += value
+    return out, gradients
 
 
 def random_inputs(B: int, M: int, S: int, seed: int, H: int = 4, G: int = 2, d: int = 4) -> list[Tensor]:
