@@ -41,7 +41,7 @@ def brute_force_gradients(
     sinks: int,
     grad_out: Tensor,
 ) -> tuple[Tensor, list[Tensor]]:
-    """`brute_force` and its gradients of queries, keys and values for `grad_out` (B, H, M, d); O(M·s) if each sees s."""
+    """`brute_force` and its gradients of queries, keys and values for `grad_out` (B, H, M, d)."""
     out, gradients = torch.empty_like(queries), [torch.zeros_like(part) for part in (queries, keys, values)]
     for b, (row, starts) in enumerate(zip(positions.tolist(), first.tolist(), strict=True)):
         for i, (p, start) in enumerate(zip(row, starts, strict=True)):

@@ -87,7 +87,7 @@ def unused(mask: Mask) -> Tensor:
 
 @cache
 def reference(name: str) -> tuple[list[Tensor], Tensor, Tensor, list[Tensor]]:
-    """Inputs and a gradient of the output that bfloat16 holds, the output and its gradients, all in double precision."""
+    """Inputs and a gradient of the output that bfloat16 can hold; the output and its gradients. All in double."""
     mask, generator = MASKS[name], torch.Generator().manual_seed(0)
     M, S = mask.positions.shape[1], mask.keys
     shapes = ((B, H, M, D), (B, G, S, D), (B, G, S, D), (B, H, M, D))
