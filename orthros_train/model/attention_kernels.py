@@ -169,7 +169,10 @@ def _together(of_queries: Tensor, keys: Tensor, block: Block) -> Tensor:
     So one query a head reads K and V once, no kernel that takes a mask repeats them for `enable_gqa`, and
     training in bfloat16 is faster (docs/LOG.md).
     """
-    part = of_queries[:, :, block.queries].unflatten(2, (block.repeats, -1))  # (B, H, n, c, d)
+    part = of_queries[:, :, block.queries]
+    if block.repeats == 1:
+        return part.reshape(*keys.shape[:2], -1, part.shape[3])
+    part = part.unflatten(2, (block.repeats, -1))  # (B, H, n, c, d)
     part = part.unflatten(1, (keys.shape[1], -1)).permute(0, 3, 1, 2, 4, 5)  # (B, n, G, H/G, c, d)
     return part.flatten(3, 4).flatten(0, 1)
 
@@ -182,6 +185,8 @@ def _mask_together(queries: Tensor, keys: Tensor, block: Block) -> Tensor | None
 
 def _apart(together: Tensor, queries: Tensor, block: Block) -> Tensor:
     """What `_together` put together, (B·n, G, H/G·c, d), again as (B, H, n·c, d)."""
+    if block.repeats == 1:
+        return together.reshape(*queries.shape[:2], -1, queries.shape[3])
     part = together.unflatten(2, (-1, block.step)).unflatten(0, (-1, block.repeats))  # (B, n, G, H/G, c, d)
     return part.permute(0, 2, 3, 1, 4, 5).flatten(1, 2).flatten(2, 3)
 
