@@ -64,7 +64,7 @@ def arm_configs(options: argparse.Namespace) -> dict[str, OrthrosConfig]:
     if options.base_window is not None:
         values |= {"architecture": "orthros", "query_affine": None, "base_window": options.base_window}
     if options.attention_kernel is not None:
-        check_kernel(options.attention_kernel, options.device, _dtype(options), False, config.base_sinks)
+        check_kernel(options.attention_kernel, options.device, _dtype(options), False, config.head_shape[2])
         values["attention_kernel"] = options.attention_kernel
     needed = max(options.prompt_lengths) + options.decode_steps + 1
     values["max_position_embeddings"] = max(config.max_position_embeddings, needed)

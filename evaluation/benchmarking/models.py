@@ -86,21 +86,21 @@ def arm_configs(options: argparse.Namespace, positions: int, gradients: bool = F
     torch.set_num_threads(options.threads)
     values = _shape(options)
     values["max_position_embeddings"] = max(values["max_position_embeddings"], positions)
-    check_kernel(options.attention_kernel, options.device, options.dtype, gradients, values.get("base_sinks", 0))
     values["attention_kernel"] = options.attention_kernel
     chosen = build_config(values, "the command line" if options.config is None else str(options.config))
+    check_kernel(options.attention_kernel, options.device, options.dtype, gradients, chosen.head_shape[2])
     arms = {each.architecture: each for each in (chosen, other_arm(chosen))}
     if arms["orthros"].base_window is None:
         raise InputError(f"{options.config} has no model.base_window, which the Orthros arm needs")
     return {name: arms[name] for name in ("transformer", "orthros")}
 
 
-def check_kernel(name: str, device: str, dtype: str, gradients: bool, sinks: int) -> None:
+def check_kernel(name: str, device: str, dtype: str, gradients: bool, head_dim: int) -> None:
     """Raise InputError unless the attention kernel can run there."""
     from orthros_train.model.attention_kernels import choose_kernel  # noqa: PLC0415
 
     try:
-        choose_kernel(name, torch_device(device), torch_dtype(dtype), gradients, sinks)
+        choose_kernel(name, torch_device(device), torch_dtype(dtype), gradients, head_dim)
     except ValueError as error:
         raise InputError(str(error)) from error
 

@@ -4,13 +4,17 @@
 * `sdpa`   blocks of queries against the span of keys that a block sees: O(M·(w+s)) time for a window, and no (M, S)
            mask ever; one causal call where the mask is plain. Runs everywhere, with gradients.
 * `flex`   FlexAttention; on CPU without gradients only, since PyTorch has no backward for it there.
-* `flash`  flash-attn's varlen kernel: CUDA, half precision, no sinks (`flash_runs.py`).
-* `auto`   is sdpa: the others have not been measured on a GPU yet (docs/LOG.md), so they are chosen by name.
+* `flash`  flash-attn's varlen kernel (`flash_runs.py`): CUDA, half precision. A stream with sinks and a call of one
+           query a row take sdpa's blocks beside it.
+* `auto`   is flash where it can run, else sdpa.
+
+No kernel was timed on a GPU yet: `make bench-gpu KERNEL=...` compares them.
 
 Shapes: B batch, M queries, S keys, H query heads, G KV heads, d head size, c queries of a block.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -18,31 +22,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from .flash_runs import flash, flash_obstacle
+from .flash_runs import flash, flash_obstacle, reads_runs
 from .visibility import Block, Visibility
 
 KERNEL_NAMES = ("eager", "sdpa", "flex", "flash")
 KEEPS_SUMS = ("cpu",)  # devices whose backward starts from the forward's softmax sums instead of recomputing a block
 CAUSAL_TAIL_ROWS = 1024  # queries of one call: the kernel computes masked pairs, too, half of them in the last columns
+FOLDED_BYTES = 64 << 20  # of the keys and values that one call over several blocks spreads out: each key ⌈S/c⌉ times
+# What masked calls may use. cuDNN's attention, which PyTorch prefers on an H100, gives NaN gradients of queries
+# under a mask at 64, 192, … 704 keys and strongly negative logits (pytorch#196678), and plans each new length anew.
+MASKED_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def choose_kernel(requested: str, device: torch.device, dtype: torch.dtype, gradients: bool, sinks: int) -> str:
-    """The requested kernel, or for "auto" flash-attn where it can train here and PyTorch's attention elsewhere.
-
-    flash-attn reads packed documents and answer spans without masks, but copies a cache that it reads at every step.
+def choose_kernel(requested: str, device: torch.device, dtype: torch.dtype, gradients: bool, head_dim: int) -> str:
+    """The requested kernel, or for "auto" flash-attn where it can run and PyTorch's attention elsewhere.
 
     Raises:
         ValueError: the requested kernel is unknown or cannot run here; the message says why and what can.
     """
     if requested == "auto":
-        return "flash" if gradients and flash_obstacle(device, dtype, sinks) is None else "sdpa"
+        return "sdpa" if flash_obstacle(device, dtype, head_dim) else "flash"
     if requested not in KERNEL_NAMES:
         raise ValueError(f"attention_kernel={requested!r} is unknown; choose one of auto, {', '.join(KERNEL_NAMES)}")
     obstacle = None
     if requested == "flash":
-        obstacle = flash_obstacle(device, dtype, sinks)
+        obstacle = flash_obstacle(device, dtype, head_dim)
     elif requested == "flex" and device.type == "cpu" and gradients:
         obstacle = "FlexAttention has no backward on CPU"
     if obstacle is not None:
@@ -58,7 +67,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility
         keys: (B, G, S, d), H a multiple of G; query head h reads KV head h // (H/G).
         values: (B, G, S, d).
         visibility: which keys each query sees; every query sees at least one.
-        kernel: "eager", "sdpa", "flex" or "flash".
+        kernel: "eager", "sdpa", "flex" or "flash", which is sdpa where flash-attn has no such mask or gains nothing.
 
     Returns:
         (B, H, M, d) in the values' dtype.
@@ -66,6 +75,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility
     queries, keys = queries.to(values.dtype), keys.to(values.dtype)  # under autocast, norms and affines widen them
     if queries.shape[2] == 0:
         return queries
+    if kernel == "flash" and not reads_runs(visibility):
+        kernel = "sdpa"
     return _KERNELS[kernel](queries, keys, values, visibility)
 
 
@@ -85,9 +96,19 @@ def sdpa(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility) 
         return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
     if torch.is_grad_enabled() and (queries.requires_grad or keys.requires_grad or values.requires_grad):
         return _BlockwiseAttention.apply(queries, keys, values, visibility)
-    if queries.shape[2] > 1 and queries.device.type == "cpu" and visibility.is_causal_tail(keys.shape[2]):
-        return _causal_tail(queries, keys, values)
+    if queries.shape[2] > 1 and visibility.is_causal_tail(keys.shape[2]):
+        if queries.device.type == "cpu":
+            return _causal_tail(queries, keys, values)
+        if can_use_flash_attention(SDPAParams(queries, keys, values, None, 0.0, False, True)):
+            return _lower_right(queries, keys, values)
     return _blockwise(queries, keys, values, visibility)
+
+
+def _lower_right(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The last M of S tokens as one call, in the flash kernel that PyTorch has on CUDA; elsewhere with a dense mask."""
+    return F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=causal_lower_right(queries.shape[2], keys.shape[2]), enable_gqa=True
+    )
 
 
 def _causal_tail(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -112,31 +133,48 @@ def _causal_tail(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return out
 
 
+def _masked_backends(device: torch.device) -> AbstractContextManager[None]:
+    """Where masked calls stand: without cuDNN's kernel on a GPU (see MASKED_BACKENDS)."""
+    return sdpa_kernel(MASKED_BACKENDS) if device.type == "cuda" else nullcontext()
+
+
+def _blocks(keys: Tensor, visibility: Visibility) -> Iterator[Block]:
+    """The visibility's blocks, of those that are alike as many together as FOLDED_BYTES hold keys and values of."""
+    a_key = 2 * keys.shape[0] * keys.shape[1] * keys.shape[3] * keys.element_size()
+    for block in visibility.blocks(keys.shape[2], keys.dtype):
+        yield from block.parts(max(1, FOLDED_BYTES // (a_key * block.key_count)))
+
+
 def _blockwise(
     queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility, sums: list[Tensor] | None = None
 ) -> Tensor:
     """All blocks; into `sums`, on a CPU, the logarithms of each block's softmax sums."""
     out = torch.empty_like(queries)
-    for block in visibility.blocks(keys.shape[2], queries.dtype):
-        together, k, v = _together(queries, keys, block), _take(keys, block), _take(values, block)
-        mask = _mask_together(queries, keys, block)
-        if sums is None:
-            attended = F.scaled_dot_product_attention(together, k, v, attn_mask=mask)
-        else:
-            attended, block_sums = _cpu_attention(together, k, v, attn_mask=mask)
-            sums.append(block_sums)
-        out[:, :, block.queries] = _apart(attended, queries)
+    with _masked_backends(queries.device):
+        for block in _blocks(keys, visibility):
+            together, k, v = _together(queries, keys, block), _take(keys, block), _take(values, block)
+            mask = _mask_together(queries, keys, block)
+            if sums is None:
+                attended = F.scaled_dot_product_attention(together, k, v, attn_mask=mask)
+            else:
+                attended, block_sums = _cpu_attention(together, k, v, attn_mask=mask)
+                sums.append(block_sums)
+            out[:, :, block.queries] = _apart(attended, queries, block)
     return out
 
 
 def _together(of_queries: Tensor, keys: Tensor, block: Block) -> Tensor:
-    """A block of (B, H, M, d) as (B, G, H/G·c, d), the queries of one KV head as rows over one copy of it.
+    """A block of (B, H, M, d) as (B·n, G, H/G·c, d), the queries of one KV head as rows over one copy of it.
 
     So one query a head reads K and V once, no kernel that takes a mask repeats them for `enable_gqa`, and
     training in bfloat16 is faster (docs/LOG.md).
     """
     part = of_queries[:, :, block.queries]
-    return part.reshape(*keys.shape[:2], -1, part.shape[3])
+    if block.repeats == 1:
+        return part.reshape(*keys.shape[:2], -1, part.shape[3])
+    part = part.unflatten(2, (block.repeats, -1))  # (B, H, n, c, d)
+    part = part.unflatten(1, (keys.shape[1], -1)).permute(0, 3, 1, 2, 4, 5)  # (B, n, G, H/G, c, d)
+    return part.flatten(3, 4).flatten(0, 1)
 
 
 def _mask_together(queries: Tensor, keys: Tensor, block: Block) -> Tensor | None:
@@ -145,9 +183,12 @@ def _mask_together(queries: Tensor, keys: Tensor, block: Block) -> Tensor | None
     return block.mask if block.mask is None or group == 1 else block.mask.repeat(1, 1, group, 1)
 
 
-def _apart(together: Tensor, queries: Tensor) -> Tensor:
-    """What `_together` put together, (B, G, H/G·c, d), again as (B, H, c, d)."""
-    return together.reshape(*queries.shape[:2], -1, queries.shape[3])
+def _apart(together: Tensor, queries: Tensor, block: Block) -> Tensor:
+    """What `_together` put together, (B·n, G, H/G·c, d), again as (B, H, n·c, d)."""
+    if block.repeats == 1:
+        return together.reshape(*queries.shape[:2], -1, queries.shape[3])
+    part = together.unflatten(2, (-1, block.step)).unflatten(0, (-1, block.repeats))  # (B, n, G, H/G, c, d)
+    return part.permute(0, 2, 3, 1, 4, 5).flatten(1, 2).flatten(2, 3)
 
 
 class _BlockwiseAttention(torch.autograd.Function):
@@ -173,21 +214,22 @@ class _BlockwiseAttention(torch.autograd.Function):
         wide = torch.promote_types(keys.dtype, torch.float32)  # a key sums over several blocks
         grad_queries = torch.empty_like(queries)
         grad_keys, grad_values = torch.zeros_like(keys, dtype=wide), torch.zeros_like(values, dtype=wide)
-        for number, block in enumerate(ctx.visibility.blocks(keys.shape[2], queries.dtype)):  # type: ignore[attr-defined]
-            together, mask = _together(queries, keys, block), _mask_together(queries, keys, block)
-            grad_together = _together(grad_out, keys, block)
-            k, v = _take(keys, block), _take(values, block)
-            if forward:
-                out, sums = _together(forward[0], keys, block), forward[1 + number]
-                gradients = _cpu_backward(grad_together, together, k, v, out, sums, 0.0, False, attn_mask=mask)
-            else:
-                with torch.enable_grad():
-                    together, k, v = (part.detach().requires_grad_() for part in (together, k, v))
-                    out = F.scaled_dot_product_attention(together, k, v, attn_mask=mask)
-                gradients = torch.autograd.grad(out, (together, k, v), grad_together)
-            grad_queries[:, :, block.queries] = _apart(gradients[0], queries)
-            _add(grad_keys, block, gradients[1])
-            _add(grad_values, block, gradients[2])
+        with _masked_backends(queries.device):
+            for number, block in enumerate(_blocks(keys, ctx.visibility)):  # type: ignore[attr-defined]
+                together, mask = _together(queries, keys, block), _mask_together(queries, keys, block)
+                grad_together = _together(grad_out, keys, block)
+                k, v = _take(keys, block), _take(values, block)
+                if forward:
+                    out, sums = _together(forward[0], keys, block), forward[1 + number]
+                    gradients = _cpu_backward(grad_together, together, k, v, out, sums, 0.0, False, attn_mask=mask)
+                else:
+                    with torch.enable_grad():
+                        together, k, v = (part.detach().requires_grad_() for part in (together, k, v))
+                        out = F.scaled_dot_product_attention(together, k, v, attn_mask=mask)
+                    gradients = torch.autograd.grad(out, (together, k, v), grad_together)
+                grad_queries[:, :, block.queries] = _apart(gradients[0], queries, block)
+                _add(grad_keys, block, gradients[1])
+                _add(grad_values, block, gradients[2])
         return grad_queries, grad_keys.to(keys.dtype), grad_values.to(values.dtype), None
 
 
@@ -197,15 +239,27 @@ _cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backw
 
 
 def _take(stored: Tensor, block: Block) -> Tensor:
-    """The block's keys or values: (B, G, S, d) -> (B, G, S_block, d)."""
-    parts = [
-        stored[:, :, part] if isinstance(part, slice) else stored.gather(2, _index(part, stored)) for part in block.keys
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+    """The block's keys or values: (B, G, S_all, d) -> (B·n, G, S, d), where possible a view."""
+    if block.repeats == 1:
+        parts = [
+            stored[:, :, part] if isinstance(part, slice) else stored.gather(2, _index(part, stored))
+            for part in block.keys
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+    *sinks, span = block.keys
+    assert isinstance(span, slice)
+    size, moved = span.stop - span.start, (block.repeats - 1) * block.step
+    spans = stored[:, :, span.start : span.stop + moved].unfold(2, size, block.step)  # (B, G, n, d, S), overlapping
+    spans = spans.permute(0, 2, 1, 4, 3)  # (B, n, G, S, d)
+    fixed = [stored[:, None, :, part].expand(-1, block.repeats, -1, -1, -1) for part in sinks]
+    return (torch.cat((*fixed, spans), dim=3) if fixed else spans).flatten(0, 1)
 
 
 def _add(total: Tensor, block: Block, gradient: Tensor) -> None:
-    """The transpose of `_take`: add (B, G, S_block, d) into `total` (B, G, S, d)."""
+    """The transpose of `_take`: add (B·n, G, S, d) into `total` (B, G, S_all, d)."""
+    if block.repeats > 1:
+        _add_folded(total, block, gradient.unflatten(0, (-1, block.repeats)))
+        return
     start = 0
     for part in block.keys:
         size = part.stop - part.start if isinstance(part, slice) else part.shape[1]
@@ -215,6 +269,20 @@ def _add(total: Tensor, block: Block, gradient: Tensor) -> None:
         else:
             total.scatter_add_(2, _index(part, piece), piece)
         start += size
+
+
+def _add_folded(total: Tensor, block: Block, gradient: Tensor) -> None:
+    """Add (B, n, G, S, d) of n overlapping spans: c keys of each at a time, which do not overlap."""
+    *sinks, span = block.keys
+    assert isinstance(span, slice)
+    size, c, n = span.stop - span.start, block.step, block.repeats
+    for part in sinks:
+        total[:, :, part] += gradient[:, :, :, : block.key_count - size].sum(1, dtype=total.dtype)
+    gradient = gradient[:, :, :, block.key_count - size :].permute(0, 2, 1, 4, 3)  # (B, G, n, d, S) without sinks
+    for start in range(0, size, c):
+        piece = gradient[..., start : start + c]  # (B, G, n, d, up to c)
+        width, begin = piece.shape[-1], span.start + start
+        total[:, :, begin : begin + (n - 1) * c + width].unfold(2, width, c).add_(piece)
 
 
 def _index(indices: Tensor, stored: Tensor) -> Tensor:

@@ -5,6 +5,7 @@
 * Both spellings of RoPE are read: `rope_parameters`, or `rope_theta` with `rope_scaling`. The first is written.
 """
 
+import copy
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -43,7 +44,8 @@ class OrthrosConfig(PreTrainedConfig):
         attention_bias: biases of the q, k and v projections.
         attention_output_bias: bias of the o projection; None means as `attention_bias` (Llama), False is Qwen2.
         qk_norm: RMSNorm over the head size of queries and keys (Qwen3).
-        attention_kernel: "auto", "eager" (dense mask, the reference), "sdpa", "flex" or "flash".
+        attention_kernel: "auto", "eager" (dense mask, the reference), "sdpa", "flex" or "flash". Never
+            saved: files say "auto".
     """
 
     model_type = "orthros"
@@ -92,6 +94,12 @@ class OrthrosConfig(PreTrainedConfig):
         assert self.num_key_value_heads is not None
         assert self.head_dim is not None
         return self.num_attention_heads, self.num_key_value_heads, self.head_dim
+
+    def to_json_string(self, use_diff: bool = True) -> str:
+        """What config.json holds: `attention_kernel` "auto", so that a folder loads on a machine without this one's."""
+        portable = copy.copy(self)
+        portable.attention_kernel = "auto"
+        return super(OrthrosConfig, portable).to_json_string(use_diff)
 
     def validate_architecture(self) -> None:
         """Refuse what the model cannot be; run by transformers at construction and at load."""

@@ -141,7 +141,7 @@ class OrthrosModel(OrthrosPreTrainedModel):
         if requested == "auto" and self.config._attn_implementation == "eager":
             requested = "eager"
         gradients = torch.is_grad_enabled() and (base.requires_grad or self.training)
-        return choose_kernel(requested, base.device, base.dtype, gradients, self.config.base_sinks)
+        return choose_kernel(requested, base.device, base.dtype, gradients, self.config.head_shape[2])
 
 
 class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):

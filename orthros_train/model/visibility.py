@@ -9,7 +9,7 @@ each once, with window w and s sinks.
 Shapes: B batch, M queries, S keys of a block, c queries of a block.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,22 +20,50 @@ from torch import Tensor
 # Queries of a block. A block of c under a window w computes (w + c)·c pairs of which w·c are visible, so a narrow
 # window wants few; PyTorch's CPU kernel has tiles of 32 queries, and of 64 from 192 on, so a wide one wants that many.
 MIN_BLOCK, MAX_BLOCK = 64, 192
+FOLDED_ON = ("cuda",)  # devices where blocks that differ only in their place are one call: launches cost more than keys
+KEPT_BYTES = 256 << 20  # of finished blocks, which all layers and the backward share; more are built again each time
 
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive queries and the keys that at least one of them sees.
+    """Consecutive queries and the keys that at least one of them sees, or several such blocks that are alike.
 
     Attributes:
         queries: columns of the M queries.
-        keys: one or two disjoint sets of keys (window span, sinks), each a slice common to all rows or indices (B, S).
+        keys: one or two disjoint sets of keys (sinks, window span), each a slice common to all rows or indices (B, S).
         mask: (B or 1, 1, c, S) over the concatenated keys, 0 where visible and -inf elsewhere; None where every query
             sees every key.
+        repeats: n blocks of c queries, one after the other, that have this mask. `keys` are the first one's slices;
+            each next block has the same sinks and a span that lies c keys further.
     """
 
     queries: slice
     keys: list[slice | Tensor]
     mask: Tensor | None
+    repeats: int = 1
+
+    @property
+    def step(self) -> int:
+        """c."""
+        return (self.queries.stop - self.queries.start) // self.repeats
+
+    @property
+    def key_count(self) -> int:
+        """S."""
+        return sum(part.stop - part.start if isinstance(part, slice) else part.shape[1] for part in self.keys)
+
+    def parts(self, most: int) -> Iterator["Block"]:
+        """The same blocks, at most `most` of them together."""
+        if self.repeats <= most:
+            yield self
+            return
+        *sinks, span = self.keys
+        assert isinstance(span, slice)
+        for start in range(0, self.repeats, most):
+            repeats, shift = min(most, self.repeats - start), start * self.step
+            first = self.queries.start + shift
+            moved = slice(span.start + shift, span.stop + shift)
+            yield Block(slice(first, first + repeats * self.step), [*sinks, moved], self.mask, repeats)
 
 
 @dataclass(frozen=True)
@@ -75,15 +103,34 @@ class Visibility:
         unwindowed = self.window is None or self.window >= key_count
         return self.contiguous_from is not None and self.contiguous_from + queries == key_count and unwindowed
 
-    def blocks(self, key_count: int, dtype: torch.dtype) -> Iterator[Block]:
-        """Blocks that together hold every query once, with masks of `dtype`; `key_count` keys are in storage."""
-        c, count = self._block_size, self.positions.shape[1]
-        for number, (lows, highs) in enumerate(self._spans):
-            queries = slice(number * c, min((number + 1) * c, count))
-            if self.contiguous_from is not None:
-                yield self._contiguous_block(queries, lows[0], highs[0] + 1, dtype)
-            else:
-                yield self._scattered_block(queries, self._reach[0][number], lows, highs, key_count, dtype)
+    def blocks(self, key_count: int, dtype: torch.dtype) -> Iterable[Block]:
+        """Blocks that together hold every query once, with masks of `dtype`; `key_count` keys are in storage.
+
+        They are kept for the next layer and for the backward, up to KEPT_BYTES.
+        """
+        return self._finished.get((key_count, dtype)) or self._build(key_count, dtype)
+
+    @cached_property
+    def _finished(self) -> dict[tuple[int, torch.dtype], list[Block]]:
+        return {}
+
+    def _build(self, key_count: int, dtype: torch.dtype) -> Iterator[Block]:
+        made: list[Block] | None = []
+        counted: set[int] = set()  # masks and indices by identity: blocks share some
+        held = 0
+        contiguous = self.contiguous_from is not None
+        for block in self._contiguous_blocks(dtype) if contiguous else self._scattered_blocks(key_count, dtype):
+            yield block
+            if made is None:
+                continue
+            made.append(block)
+            for part in (block.mask, *block.keys):
+                if isinstance(part, Tensor) and id(part) not in counted:
+                    counted.add(id(part))
+                    held += part.nbytes
+            made = made if held <= KEPT_BYTES else None
+        if made is not None:
+            self._finished[key_count, dtype] = made
 
     @cached_property
     def _block_size(self) -> int:
@@ -95,50 +142,58 @@ class Visibility:
         return MIN_BLOCK if self.window < 16 * MIN_BLOCK else MAX_BLOCK
 
     @cached_property
-    def _spans(self) -> list[tuple[list[int], list[int]]]:
-        """For each block, every row's first and last key within the window's reach (sinks apart)."""
-        c, count = self._block_size, self.positions.shape[1]
-        if self.contiguous_from is not None:
-            start, stop = self.contiguous_from, self.contiguous_from + count
-            reach = stop if self.window is None else self.window - 1
-            return [([max(0, p - reach)], [min(p + c, stop) - 1]) for p in range(start, stop, c)]
-        lows, highs = self._reach
-        return list(zip(lows.tolist(), highs.tolist(), strict=True))
+    def _reach(self) -> tuple[Tensor, list[tuple[list[int], list[int]]]]:
+        """For each block, every row's first and last key within the window's reach (sinks apart).
 
-    @cached_property
-    def _reach(self) -> tuple[Tensor, Tensor]:
-        """`_spans` where rows differ, as (blocks, B) each: looked at once, since a GPU would wait for every look."""
+        The first ones as (blocks, B), too; looked at together, since a GPU would wait for every look.
+        """
         low = self.first if self.window is None else torch.maximum(self.first, self.positions - self.window + 1)
-        lows = [part.amin(1) for part in low.split(self._block_size, dim=1)]
-        highs = [part.amax(1) for part in self.positions.split(self._block_size, dim=1)]
-        return torch.stack(lows), torch.stack(highs)
-
-    @cached_property
-    def _masks(self) -> dict[tuple[int, int, int, torch.dtype], Tensor]:
-        """Masks of the blocks past the first window: all alike but for the last, in every layer."""
-        return {}
+        lows = torch.stack([part.amin(1) for part in low.split(self._block_size, dim=1)])
+        highs = torch.stack([part.amax(1) for part in self.positions.split(self._block_size, dim=1)])
+        looked = torch.stack((lows, highs)).tolist()
+        return lows, list(zip(*looked, strict=True))
 
     @cached_property
     def prepared(self) -> dict[Any, Any]:
         """What another kernel than sdpa makes of the mask, by the shape that it made it for: once for all layers."""
         return {}
 
-    def _contiguous_block(self, queries: slice, low: int, stop: int, dtype: torch.dtype) -> Block:
-        sinks = self.sinks if self.window is not None else 0
-        if low <= sinks:  # the span reaches the sinks: one run of keys
-            low, sinks = 0, 0
-        keys: list[slice | Tensor] = [slice(0, sinks), slice(low, stop)] if sinks else [slice(low, stop)]
-        if queries.stop - queries.start == 1:
-            return Block(queries, keys, None)
-        shape = (queries.stop - queries.start, stop - low, sinks, dtype)
-        mask = self._masks.get(shape) if low else None
-        if mask is None:
-            device = self.positions.device
-            indices = torch.cat([torch.arange(part.start, part.stop, device=device) for part in keys])  # type: ignore[union-attr]
-            mask = _additive(self.sees(queries, indices[None]), dtype)
-        if low:
-            self._masks[shape] = mask
-        return Block(queries, keys, mask)
+    def _contiguous_blocks(self, dtype: torch.dtype) -> Iterator[Block]:
+        """Rows alike. Full blocks past the first window differ in their place alone, so that they share one mask."""
+        assert self.contiguous_from is not None
+        c, count = self._block_size, self.positions.shape[1]
+        shared: dict[tuple[int, int], Tensor | None] = {}
+        start = 0
+        while start < count:
+            rows, p = min(c, count - start), self.contiguous_from + start
+            low = 0 if self.window is None else max(0, p - self.window + 1)
+            sinks = self.sinks if self.window is not None and low > self.sinks else 0
+            low = low if low > self.sinks else 0  # else the span reaches the sinks: one run of keys
+            span = slice(low, p + rows)
+            keys: list[slice | Tensor] = [slice(0, sinks), span] if sinks else [span]
+            shape = (rows, span.stop - low)
+            mask = shared[shape] if low and shape in shared else self._contiguous_mask(start, rows, low, sinks, dtype)
+            if low:
+                shared[shape] = mask
+            repeats = max(1, (count - start) // c) if low and self.positions.device.type in FOLDED_ON else 1
+            yield Block(slice(start, start + repeats * rows), keys, mask, repeats)
+            start += repeats * rows
+
+    def _contiguous_mask(self, start: int, rows: int, low: int, sinks: int, dtype: torch.dtype) -> Tensor | None:
+        """Of the queries start..start+rows-1 over the first `sinks` keys and those from `low` up to the last query."""
+        assert self.contiguous_from is not None
+        if rows == 1:
+            return None
+        device, stop = self.positions.device, self.contiguous_from + start + rows
+        indices = torch.cat((torch.arange(sinks, device=device), torch.arange(low, stop, device=device)))
+        return _additive(self.sees(slice(start, start + rows), indices[None]), dtype)
+
+    def _scattered_blocks(self, key_count: int, dtype: torch.dtype) -> Iterator[Block]:
+        c, count = self._block_size, self.positions.shape[1]
+        low_tensors, spans = self._reach
+        for number, (lows, highs) in enumerate(spans):
+            queries = slice(number * c, min((number + 1) * c, count))
+            yield self._scattered_block(queries, low_tensors[number], lows, highs, key_count, dtype)
 
     def _scattered_block(
         self, queries: slice, low: Tensor, lows: list[int], highs: list[int], key_count: int, dtype: torch.dtype

@@ -66,7 +66,7 @@ class StagePlanner:
             documents = layout[:, : self.base_tokens]
             packed = bool((documents != documents[:, :1]).any())
             kernel = choose_kernel(
-                self.config.attention_kernel, residual.device, residual.dtype, True, self.config.base_sinks
+                self.config.attention_kernel, residual.device, residual.dtype, True, self.config.head_shape[2]
             )
             plan = plan_streams(
                 self.config,

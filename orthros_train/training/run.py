@@ -230,7 +230,7 @@ def prepare_run(
 def _check_kernel(config: Config, model_config: OrthrosConfig, ranks: Ranks) -> None:
     try:
         dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-        choose_kernel(model_config.attention_kernel, ranks.device, dtype, True, model_config.base_sinks)
+        choose_kernel(model_config.attention_kernel, ranks.device, dtype, True, model_config.head_shape[2])
     except ValueError as error:
         raise InputError(f"model.{error}") from error
 

@@ -1,8 +1,5 @@
 """Every kernel against a softmax written as Python loops: outputs and gradients (window, sinks, segments, GQA)."""
 
-import importlib.util
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,70 +7,13 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from orthros_train.model import attention_kernels, flash_runs
-from orthros_train.model.attention_kernels import attend, choose_kernel
-from orthros_train.model.flash_runs import attend_runs, flash_obstacle
+from orthros_train.model import attention_kernels
+from orthros_train.model import visibility as visibility_module
+from orthros_train.model.attention_kernels import attend
+from orthros_train.model.flash_runs import attend_runs
 from orthros_train.model.visibility import Visibility
+from tests.model.attention_reference import brute_force, random_inputs, reference_flash, repeated
 from tests.model.tiny import assert_close
-
-
-def brute_force(queries, keys, values, positions, first, window, sinks):
-    """One query, one head and one key at a time."""
-    B, H, M, d = queries.shape
-    group = H // keys.shape[1]
-    rows = []
-    for b in range(B):
-        heads = []
-        for h in range(H):
-            outputs = []
-            for i in range(M):
-                p, start = int(positions[b, i]), int(first[b, i])
-                seen = [j for j in range(start, p + 1) if window is None or j > p - window or j < start + sinks]
-                scores = torch.stack([queries[b, h, i] @ keys[b, h // group, j] for j in seen]) / math.sqrt(d)
-                weights = torch.exp(scores) / torch.exp(scores).sum()
-                outputs.append(sum(weight * values[b, h // group, j] for weight, j in zip(weights, seen, strict=True)))
-            heads.append(torch.stack(outputs))
-        rows.append(torch.stack(heads))
-    return torch.stack(rows)
-
-
-def random_inputs(B, M, S, seed, H=4, G=2, d=4):
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randn(B, heads, length, d, dtype=torch.float64, generator=generator).requires_grad_()
-        for heads, length in ((H, M), (G, S), (G, S))
-    ]
-
-
-def reference_flash(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, window_size, deterministic
-):
-    """What flash_attn_varlen_func documents: causal aligned bottom-right, window (left, right) inclusive."""
-    assert causal
-    outputs = []
-    for run in range(len(cu_seqlens_q) - 1):
-        rows = q[cu_seqlens_q[run] : cu_seqlens_q[run + 1]]  # (m, H, d)
-        span = slice(int(cu_seqlens_k[run]), int(cu_seqlens_k[run + 1]))
-        group = q.shape[1] // k.shape[1]
-        keys, values = k[span].repeat_interleave(group, 1), v[span].repeat_interleave(group, 1)
-        assert len(rows) <= max_seqlen_q
-        assert len(keys) <= max_seqlen_k
-        place = torch.arange(len(rows))[:, None] + len(keys) - len(rows)
-        visible = torch.arange(len(keys))[None] <= place
-        if window_size[0] >= 0:
-            visible &= torch.arange(len(keys))[None] >= place - window_size[0]
-        scores = torch.einsum("mhd,nhd->hmn", rows, keys) / math.sqrt(q.shape[2])
-        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
-        outputs.append(torch.einsum("hmn,nhd->mhd", weights, values))
-    return torch.cat(outputs)
-
-
-def repeated(queries, positions, first):
-    """Queries (B, H, M, d) in which one that stands where the one before it does repeats it, as unused slots do."""
-    columns = torch.arange(positions.shape[1]).expand_as(positions).clone()
-    again = (positions[:, 1:] == positions[:, :-1]) & (first[:, 1:] == first[:, :-1])
-    columns[:, 1:][again] = 0
-    return queries[torch.arange(len(columns))[:, None], :, columns.cummax(1).values].transpose(1, 2)
 
 
 def check(kernel, visibility, positions, first, S, seed):
@@ -83,17 +23,24 @@ def check(kernel, visibility, positions, first, S, seed):
     expected = brute_force(*tensors, positions, first, visibility.window, visibility.sinks)
     weight = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1))
     wanted = torch.autograd.grad((expected * weight).sum(), inputs, retain_graph=True)
-    actual = (
-        attend_runs(*tensors, visibility, reference_flash)
-        if kernel == "flash"
-        else attend(*tensors, visibility, kernel)
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        if kernel.startswith("folded"):
+            patch.setattr(visibility_module, "FOLDED_ON", ("cpu",))
+        if kernel.endswith("recomputed"):
+            patch.setattr(attention_kernels, "KEEPS_SUMS", ())
+        if kernel == "flash":
+            actual = attend_runs(*tensors, visibility, reference_flash)
+        else:
+            actual = attend(*tensors, visibility, "eager" if kernel == "eager" else "sdpa")
+        gradients = torch.autograd.grad((actual * weight).sum(), inputs)
     assert_close(actual.detach(), expected.detach())
-    for gradient, reference in zip(torch.autograd.grad((actual * weight).sum(), inputs), wanted, strict=True):
+    for gradient, reference in zip(gradients, wanted, strict=True):
         assert_close(gradient, reference)
 
 
-KERNELS = ("eager", "sdpa", "flash")
+# As on a GPU: a backward that recomputes its blocks, since kernels there hand out no softmax sums, block by
+# block and with those that are alike in one call.
+KERNELS = ("eager", "sdpa", "sdpa recomputed", "folded", "folded recomputed", "flash")
 
 
 @pytest.fixture(autouse=True)
@@ -197,7 +144,7 @@ def scattered(draw):
     return torch.tensor(positions), torch.tensor(first), window, sinks, S
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ["eager", "sdpa", "sdpa recomputed", "flash"])
 @settings(max_examples=60, deadline=None)
 @given(case=scattered(), seed=st.integers(0, 99))
 def test_scattered_queries_equal_brute_force(kernel, case, seed):
@@ -207,14 +154,15 @@ def test_scattered_queries_equal_brute_force(kernel, case, seed):
     check(kernel, Visibility(positions, first, window, sinks), positions, first, S, seed)
 
 
-@settings(max_examples=30, deadline=None)
-@given(case=scattered(), seed=st.integers(0, 99))
-def test_a_backward_that_recomputes_its_blocks_equals_brute_force(case, seed):
-    """As on a GPU, whose kernels hand out no softmax sums."""
-    positions, first, window, sinks, S = case
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_kernels, "KEEPS_SUMS", ())
-        check("sdpa", Visibility(positions, first, window, sinks), positions, first, S, seed)
+@pytest.mark.parametrize("bytes_at_once", [1, 3000])
+@pytest.mark.parametrize(("window", "sinks", "past"), [(3, 0, 0), (5, 2, 0), (5, 2, 9), (6, 0, 1)])
+def test_a_fold_in_several_calls_equals_brute_force(window, sinks, past, bytes_at_once, monkeypatch):
+    """One block a call, and some."""
+    monkeypatch.setattr(attention_kernels, "FOLDED_BYTES", bytes_at_once)
+    positions = torch.arange(past, past + 25)[None]
+    visibility = Visibility(positions, torch.zeros_like(positions), window, sinks, contiguous_from=past)
+    both = positions.expand(2, -1)
+    check("folded recomputed", visibility, both, torch.zeros_like(both), past + 25, seed=4)
 
 
 @pytest.mark.parametrize(("window", "sinks"), [(3, 0), (3, 2), (None, 0)])
@@ -278,104 +226,3 @@ def test_flex_equals_eager(window, sinks, monkeypatch):
         expected = attend(queries, keys, values, visibility, "eager")
         assert_close(attend(queries, keys, values, visibility, "flex"), expected)
         assert_close(attend(queries, keys, values, visibility, "flex"), expected)  # with the mask that is kept
-
-
-@pytest.mark.evidence
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("kernel", ["sdpa", "flex", "flash"])
-def test_gpu_kernels_equal_eager_with_gradients(kernel):
-    try:
-        choose_kernel(kernel, torch.device("cuda"), torch.bfloat16, True, 0)
-    except ValueError as error:
-        pytest.skip(str(error))
-    positions = torch.arange(700, device="cuda")[None].expand(2, -1)
-    first = torch.where(positions >= 300, 300, 0)
-    visibility = Visibility(positions, first, 64, 0)
-    generator = torch.Generator("cuda").manual_seed(0)
-    inputs = [torch.randn(2, heads, 700, 64, device="cuda", generator=generator) for heads in (4, 2, 2)]
-    exact = [part.clone().requires_grad_() for part in inputs]
-    half = [part.bfloat16().requires_grad_() for part in inputs]
-    expected, actual = attend(*exact, visibility, "eager"), attend(*half, visibility, kernel)
-    assert_close(actual.float(), expected, 2e-2)
-    weight = torch.randn(expected.shape, device="cuda", generator=generator)
-    wanted = torch.autograd.grad((expected * weight).sum(), exact)
-    for gradient, reference in zip(torch.autograd.grad((actual.float() * weight).sum(), half), wanted, strict=True):
-        assert_close(gradient.float(), reference, 3e-2)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "gradients", "sinks", "reason"),
-    [
-        ("flash", False, 0, "CUDA"),
-        ("flex", True, 0, "no backward on CPU"),
-        ("magic", False, 0, "unknown"),
-    ],
-)
-def test_a_kernel_that_cannot_run_says_why(kernel, gradients, sinks, reason):
-    with pytest.raises(ValueError, match=reason):
-        choose_kernel(kernel, torch.device("cpu"), torch.float32, gradients, sinks)
-
-
-@pytest.fixture
-def flash_attn(monkeypatch):
-    """A function that puts a module in flash-attn's place: one that can be imported, one that cannot, or none."""
-    flash_runs._import_problem.cache_clear()
-
-    def put(error=None, there=True):
-        def find(name):
-            return object() if there else None
-
-        def load(name):
-            if error is not None:
-                raise error
-
-        monkeypatch.setattr(importlib.util, "find_spec", find)
-        monkeypatch.setattr(importlib, "import_module", load)
-        flash_runs._import_problem.cache_clear()
-
-    yield put
-    flash_runs._import_problem.cache_clear()
-
-
-def test_flash_names_each_obstacle(flash_attn):
-    cuda = torch.device("cuda")
-    flash_attn(there=False)
-    assert "not installed" in flash_obstacle(cuda, torch.bfloat16, 0)
-    flash_attn(ImportError("undefined symbol"))
-    assert "cannot be imported (undefined symbol)" in flash_obstacle(cuda, torch.bfloat16, 0)
-    flash_attn()
-    assert "bfloat16" in flash_obstacle(cuda, torch.float32, 0)
-    assert "sinks" in flash_obstacle(cuda, torch.bfloat16, 2)
-    assert flash_obstacle(cuda, torch.bfloat16, 0) is None
-
-
-def test_auto_trains_with_flash_where_it_can(flash_attn):
-    flash_attn()
-    cuda, half = torch.device("cuda"), torch.bfloat16
-    assert choose_kernel("auto", cuda, half, True, 0) == "flash"
-    assert choose_kernel("auto", cuda, half, False, 0) == "sdpa"  # a cache would be copied at every step
-    assert choose_kernel("auto", cuda, half, True, 1) == "sdpa"
-    assert choose_kernel("auto", cuda, torch.float32, True, 0) == "sdpa"
-    assert choose_kernel("auto", torch.device("cpu"), half, True, 0) == "sdpa"
-
-
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("documents", [1, 2])
-def test_flash_copies_no_keys_where_runs_read_all_of_them_in_order(window, documents):
-    positions = torch.arange(12)[None].expand(2, -1)
-    first = torch.zeros_like(positions) if documents == 1 else torch.where(positions < 6, 0, 6)
-    queries, keys, values = (part.detach() for part in random_inputs(2, 12, 12, seed=7))
-    projected = [
-        part.transpose(1, 2).contiguous() for part in (keys, values)
-    ]  # (B, S, G, d), as the products give them
-    keys, values = (part.transpose(1, 2) for part in projected)
-    given = []
-
-    def record(q, k, v, **options):
-        given.extend((k, v))
-        return reference_flash(q, k, v, **options)
-
-    visibility = Visibility(positions, first, window, 0)
-    actual = attend_runs(queries, keys, values, visibility, record)
-    assert [part.data_ptr() for part in given] == [part.data_ptr() for part in projected]
-    assert_close(actual, attend(queries, keys, values, visibility, "eager"))

@@ -35,6 +35,21 @@ def test_save_and_load_are_bitwise(tmp_path, options):
             assert torch.equal(one, two)
 
 
+@torch.no_grad()
+def test_a_folder_of_a_model_with_a_gpu_kernel_runs_on_a_cpu(tmp_path):
+    """The kernel belongs to the machine; the configuration in memory keeps it."""
+    model = tiny_model(torch.float32, attention_kernel="flash")
+    model.save_pretrained(tmp_path / "model")
+    model.config.to_json_file(tmp_path / "config.json", use_diff=False)
+    assert model.config.attention_kernel == model.config.to_dict()["attention_kernel"] == "flash"
+    with pytest.raises(ValueError, match="CUDA"):
+        model(token_ids(1, 4))
+    for file in (tmp_path / "model" / "config.json", tmp_path / "config.json"):
+        assert json.loads(file.read_text())["attention_kernel"] == "auto"
+    loaded = OrthrosForCausalLM.from_pretrained(tmp_path / "model")
+    assert loaded(token_ids(1, 4)).logits.isfinite().all()
+
+
 def test_names_and_keys_are_the_interchange_format(tmp_path):
     tiny_model(torch.float32, qk_norm=True, attention_bias=True).save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
