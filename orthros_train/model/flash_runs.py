@@ -59,9 +59,9 @@ def reads_runs(visibility: Visibility) -> bool:
 
 def flash(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility) -> Tensor:
     """(B, H, M, d) over (B, G, S, d) -> (B, H, M, d) through flash_attn_varlen_func."""
-    from flash_attn import flash_attn_varlen_func  # noqa: PLC0415 - optional, CUDA only
-
-    return attend_runs(queries, keys, values, visibility, flash_attn_varlen_func)
+    # No import statement: transformers refuses code from the hub whose imports are not installed, wherever they stand.
+    varlen_attention = importlib.import_module("flash_attn").flash_attn_varlen_func
+    return attend_runs(queries, keys, values, visibility, varlen_attention)
 
 
 def attend_runs(queries: Tensor, keys: Tensor, values: Tensor, visibility: Visibility, varlen_attention) -> Tensor:  # type: ignore[no-untyped-def]

@@ -5,12 +5,14 @@
 * Preallocated where the length to come is known. Elsewhere there is room for ROOM_TO_DECODE tokens more, and storage
   grows by an eighth and as much room again, one layer at a time: no more than that is empty, and a token is copied at
   most eight times on average, while each decoding step reads them all.
-* A forward that fails leaves the lengths as they were.
+* A forward that fails leaves the lengths as they were, and so does a prefill that fails in one of its chunks.
 * A transformers `Cache`, so that `generate` can crop, reorder and repeat it.
 
 Shapes: B rows, T new columns, G KV heads, d head size, S longest length.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -100,7 +102,8 @@ class KVCache(Cache):
         self._capacity = capacity
         self._columns = 0
         self._longest = 0
-        self._pending: tuple[int, int, Tensor | None] | None = None  # columns, longest length after, counts
+        # of an announced call: columns, longest length after it, counts, lengths before it
+        self._pending: tuple[int, int, Tensor | None, Tensor] | None = None
         self._slots: tuple[Tensor, Tensor, Tensor] | None = None  # rows, columns, storage indices of a ragged write
 
     def reserve(self, tokens: int) -> None:
@@ -108,20 +111,36 @@ class KVCache(Cache):
         if self._capacity < self._longest + tokens:
             self._capacity = self._longest + tokens + ROOM_TO_DECODE
 
+    @contextmanager
+    def all_or_nothing(self) -> Iterator[None]:
+        """Calls that count together: if one fails, the lengths are those before the first."""
+        names = ("lengths", "uniform_length", "_columns", "_longest")
+        before = {name: getattr(self, name) for name in names}
+        try:
+            yield
+        except BaseException:
+            for name, value in before.items():
+                setattr(self, name, value)
+            raise
+
     def begin(self, batch_size: int, columns: int, counts: Tensor | None, device: torch.device) -> None:
         """Announce a call that writes `columns` tokens a row, or the first `counts` (B,) of them."""
-        if self.lengths is None:
-            self.lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
-        if self.lengths.shape[0] != batch_size:
-            raise ValueError(f"the cache holds {self.lengths.shape[0]} rows but the input has {batch_size}")
+        lengths = self.lengths
+        if lengths is None:
+            lengths = torch.zeros(batch_size, dtype=torch.int64, device=device)
+            for layer in self.layers:
+                if layer.is_initialized and layer.keys.shape[0] != batch_size:  # by a first call that failed
+                    layer.__init__()  # type: ignore[misc]
+        if lengths.shape[0] != batch_size:
+            raise ValueError(f"the cache holds {lengths.shape[0]} rows but the input has {batch_size}")
         self._slots = None
         if counts is None and self.uniform_length is not None:
             longest = self.uniform_length + columns
         elif counts is None:
             longest = self._longest + columns
         else:
-            longest = int((self.lengths + counts).max())
-        self._pending = (columns, longest, counts)
+            longest = int((lengths + counts).max())
+        self._pending = (columns, longest, counts, lengths)
         if counts is not None or self.uniform_length is None:
             grid = torch.arange(columns, device=device).expand(batch_size, columns)
             if counts is None:  # a decoding step: no waiting for a device's number of real tokens
@@ -129,7 +148,7 @@ class KVCache(Cache):
                 source = grid.flatten()
             else:
                 rows, source = (grid < counts[:, None]).nonzero(as_tuple=True)
-            self._slots = (rows, source, self.lengths[rows] + source)
+            self._slots = (rows, source, lengths[rows] + source)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -144,7 +163,7 @@ class KVCache(Cache):
         if torch.is_grad_enabled() and key_states.requires_grad:
             raise RuntimeError("a KVCache takes no gradients; run under torch.no_grad() or pass use_cache=False")
         layer = self.layers[layer_idx]
-        columns, longest, _ = self._pending
+        columns, longest, _, _ = self._pending
         room = max(longest, 1)  # a batch of padding alone stores nothing, and its queries still read a key: a zero
         if not layer.is_initialized:
             layer.lazy_initialization(
@@ -162,15 +181,18 @@ class KVCache(Cache):
 
     def _wanted(self, room: int, present: int) -> int:
         """Positions to allocate where `room` are needed and there are `present`."""
-        wanted = self._capacity if self._capacity >= room else max(room, present * 9 // 8) + ROOM_TO_DECODE
+        grown = max(room, present * 9 // 8) + ROOM_TO_DECODE
+        if self._capacity < room:
+            wanted = grown
+        else:  # storage that has to be copied grows by its eighth all the same
+            wanted = max(self._capacity, grown) if present else self._capacity
         return -(-wanted // GRANULE) * GRANULE
 
     def commit(self) -> None:
         """Count the tokens of the announced call as stored."""
         assert self._pending is not None
-        assert self.lengths is not None
-        columns, longest, counts = self._pending
-        self.lengths = self.lengths + (columns if counts is None else counts)
+        columns, longest, counts, lengths = self._pending
+        self.lengths = lengths + (columns if counts is None else counts)
         self.uniform_length = longest if counts is None and self.uniform_length is not None else None
         self._columns, self._longest, self._pending = self._columns + columns, longest, None
 

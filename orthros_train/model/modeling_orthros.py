@@ -286,6 +286,7 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
 
         Raises:
             ValueError: an empty prompt or chunk, or a capacity for a cache that has its own.
+            TypeError: another class of cache.
         """
         B, T = input_ids.shape
         if T == 0 or (lengths is not None and not bool(((lengths >= 1) & (lengths <= T)).all())):
@@ -296,8 +297,15 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
             raise ValueError("capacity is that of a new cache; give it to KVCache, or leave cache out")
         if chunk_size is None:
             chunk_size = self._chunk_columns(B, T, input_ids.device)
+        cache = self._cache_argument(cache, None, use_cache=False)
         cache = KVCache(self.config, capacity=capacity or 0) if cache is None else cache
         cache.reserve(T)
+        with cache.all_or_nothing():
+            return self._prefill_chunks(input_ids, lengths, chunk_size, cache), cache
+
+    def _prefill_chunks(self, input_ids: Tensor, lengths: Tensor | None, chunk_size: int, cache: KVCache) -> Tensor:
+        """Logits (B, vocab) of each row's last token."""
+        B, T = input_ids.shape
         last = torch.full((B,), T, device=input_ids.device) if lengths is None else lengths.to(input_ids.device)
         logits: Tensor | None = None
         for start in range(0, T, chunk_size):
@@ -315,7 +323,7 @@ class OrthrosForCausalLM(OrthrosPreTrainedModel, GenerationMixin):
                 chunk_logits = self.factory.whole_vocabulary(self.lm_head(hidden[:, 0]))  # (B, vocab)
                 logits = chunk_logits if logits is None else torch.where(ends[:, None], chunk_logits, logits)
         assert logits is not None
-        return logits, cache
+        return logits
 
     def _chunk_columns(self, rows: int, columns: int, device: torch.device) -> int:
         """Columns of a prefill's chunk where the caller names none."""

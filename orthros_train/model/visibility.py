@@ -115,7 +115,7 @@ class Visibility:
         return {}
 
     def _build(self, key_count: int, dtype: torch.dtype) -> Iterator[Block]:
-        made: list[Block] | None = []
+        made: list[Block] | None = None if (key_count, dtype) in self._too_large else []
         counted: set[int] = set()  # masks and indices by identity: blocks share some
         held = 0
         contiguous = self.contiguous_from is not None
@@ -128,9 +128,16 @@ class Visibility:
                 if isinstance(part, Tensor) and id(part) not in counted:
                     counted.add(id(part))
                     held += part.nbytes
-            made = made if held <= KEPT_BYTES else None
+            if held > KEPT_BYTES:
+                made = None
+                self._too_large.add((key_count, dtype))
         if made is not None:
             self._finished[key_count, dtype] = made
+
+    @cached_property
+    def _too_large(self) -> set[tuple[int, torch.dtype]]:
+        """Of which masks more than KEPT_BYTES are needed, so that the next layer gathers none."""
+        return set()
 
     @cached_property
     def _block_size(self) -> int:

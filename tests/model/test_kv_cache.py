@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import DynamicCache
 
 from orthros_train.model import KVCache
 from orthros_train.model.kv_cache import GRANULE, ROOM_TO_DECODE
@@ -148,6 +149,40 @@ def test_a_failed_forward_leaves_the_cache_as_it_was():
     assert_close(model.decode(ids[:, 6], cache), model(ids[:, :7]).logits[:, -1])
 
 
+@pytest.mark.parametrize("lengths", [None, torch.tensor([16, 11])], ids=["equal", "ragged"])
+@torch.no_grad()
+def test_a_prefill_that_fails_in_a_chunk_leaves_the_cache_as_it_was(lengths):
+    """Running out of memory, one tries again with smaller chunks."""
+    model, prefix, text = tiny_model(), token_ids(2, 4), token_ids(2, 16, seed=1)
+    _, cache = model.prefill(prefix)
+    calls = iter([True, True, False])
+
+    def third_fails(*_):
+        assert next(calls)
+
+    broken = model.model.layers[1].register_forward_pre_hook(third_fails)
+    with pytest.raises(AssertionError):
+        model.prefill(text, lengths, 4, cache=cache)
+    broken.remove()
+    assert (cache.lengths.tolist(), cache.get_seq_length(), cache.uniform_length) == ([4, 4], 4, 4)
+    logits, _ = model.prefill(text, lengths, 2, cache=cache)
+    for row, length in enumerate([16, 16] if lengths is None else lengths.tolist()):
+        assert_close(logits[row], model(torch.cat((prefix[row], text[row, :length]))[None]).logits[0, -1])
+
+
+@torch.no_grad()
+def test_a_first_call_that_fails_ties_the_cache_to_nothing():
+    model, cache = tiny_model(), KVCache(tiny_config())
+    broken = model.model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
+    for call in (model.prefill, model):
+        with pytest.raises(ZeroDivisionError):
+            call(token_ids(4, 6), cache=cache)
+    broken.remove()
+    assert (cache.lengths, cache.batch_size) == (None, -1)
+    ids = token_ids(2, 9)
+    assert_close(model.prefill(ids, cache=cache)[0], model(ids).logits[:, -1])
+
+
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 @arms
 @torch.no_grad()
@@ -203,12 +238,15 @@ def test_decoding_after_a_forward_copies_nothing():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("columns", "calls"), [(64, 128), (1, 3000)])
-def test_storage_grows_by_little_and_seldom(columns, calls):
+@pytest.mark.parametrize("reserved", [False, True])
+@pytest.mark.parametrize(("columns", "calls"), [(64, 128), (1, 3000), (200, 500)])
+def test_storage_grows_by_little_and_seldom(columns, calls, reserved):
     """At every moment at most an eighth and some room is empty, and copies add up to eight times what is stored."""
     cache = KVCache(tiny_config())
     new, sizes = torch.ones(1, 2, columns, 8), set()
     for call in range(1, calls + 1):
+        if reserved:  # as turns of a conversation do
+            cache.reserve(columns)
         cache.begin(1, columns, None, new.device)
         for layer in range(3):
             cache.update(new, new, layer)
@@ -246,6 +284,8 @@ def test_a_prefill_continues_a_cache(architecture, chunk_size, ragged):
 
 def test_a_prefill_takes_one_statement_of_the_capacity():
     model = tiny_model()
+    with pytest.raises(TypeError, match="reads and writes a KVCache, not a DynamicCache"):
+        model.prefill(token_ids(1, 3), cache=DynamicCache())
     with pytest.raises(ValueError, match="capacity is that of a new cache"):
         model.prefill(token_ids(1, 3), capacity=9, cache=KVCache(model.config))
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.dynamic_module_utils import get_imports
 
 from orthros_train.model import OrthrosForCausalLM
 from tests.model.tiny import SHAPE, tiny_config, tiny_model, token_ids
@@ -48,6 +49,19 @@ def test_a_folder_of_a_model_with_a_gpu_kernel_runs_on_a_cpu(tmp_path):
         assert json.loads(file.read_text())["attention_kernel"] == "auto"
     loaded = OrthrosForCausalLM.from_pretrained(tmp_path / "model")
     assert loaded(token_ids(1, 4)).logits.isfinite().all()
+
+
+def test_the_hub_finds_every_package_that_the_code_imports(tmp_path):
+    """For a name on the hub transformers wants all imports of all files installed, those inside functions, too."""
+    tiny_model(torch.float32).save_pretrained(tmp_path)
+    files = sorted(tmp_path.glob("*.py"))
+    assert len(files) > 5
+    for file in files:
+        assert {name.partition(".")[0] for name in get_imports(file)} - set(sys.stdlib_module_names) <= {
+            "torch",
+            "transformers",
+            "huggingface_hub",  # transformers' own
+        }
 
 
 def test_names_and_keys_are_the_interchange_format(tmp_path):

@@ -1,5 +1,7 @@
 """Blocks of queries: how many there are, what they keep, and what they look at."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -140,3 +142,20 @@ def test_rows_that_differ_are_looked_at_once(window, monkeypatch):
     for dtype in (torch.float32, torch.bfloat16):
         list(visibility.blocks(507, dtype))
     assert len(looks) == 1
+
+
+def test_masks_beyond_the_bound_are_gathered_once_at_most(monkeypatch):
+    """From the second layer on each is gone when the next one comes."""
+    monkeypatch.setattr(visibility_module, "KEPT_BYTES", 1 << 16)
+    positions = (torch.arange(2000) % 700).expand(2, -1)
+    first = (torch.arange(2000) // 700 * 700).expand(2, -1)
+    visibility = Visibility(first + positions, first, None, 0)
+    most = []
+    for _ in range(3):
+        masks, alive = [], []
+        for block in visibility.blocks(2000, torch.float32):
+            masks.append(weakref.ref(block.mask))
+            del block
+            alive.append(sum(mask() is not None for mask in masks))
+        most.append(max(alive))
+    assert most[1:] == [1, 1]
