@@ -6,6 +6,7 @@
 """
 
 import copy
+import os
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -95,11 +96,11 @@ class OrthrosConfig(PreTrainedConfig):
         assert self.head_dim is not None
         return self.num_attention_heads, self.num_key_value_heads, self.head_dim
 
-    def to_json_string(self, use_diff: bool = True) -> str:
-        """What config.json holds: `attention_kernel` "auto", so that a folder loads on a machine without this one's."""
+    def to_json_file(self, json_file_path: str | os.PathLike[str], use_diff: bool = True) -> None:
+        """Write config.json: `attention_kernel` "auto", so that a folder loads on a machine without this one's."""
         portable = copy.copy(self)
         portable.attention_kernel = "auto"
-        return super(OrthrosConfig, portable).to_json_string(use_diff)
+        super(OrthrosConfig, portable).to_json_file(json_file_path, use_diff)
 
     def validate_architecture(self) -> None:
         """Refuse what the model cannot be; run by transformers at construction and at load."""

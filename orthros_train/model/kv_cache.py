@@ -181,11 +181,9 @@ class KVCache(Cache):
 
     def _wanted(self, room: int, present: int) -> int:
         """Positions to allocate where `room` are needed and there are `present`."""
-        grown = max(room, present * 9 // 8) + ROOM_TO_DECODE
-        if self._capacity < room:
-            wanted = grown
-        else:  # storage that has to be copied grows by its eighth all the same
-            wanted = max(self._capacity, grown) if present else self._capacity
+        wanted = max(room, present * 9 // 8) + ROOM_TO_DECODE
+        if self._capacity >= room:  # storage that has to be copied grows by its eighth all the same
+            wanted = max(self._capacity, wanted if present else 0)
         return -(-wanted // GRANULE) * GRANULE
 
     def commit(self) -> None:

@@ -43,6 +43,7 @@ def test_a_folder_of_a_model_with_a_gpu_kernel_runs_on_a_cpu(tmp_path):
     model.save_pretrained(tmp_path / "model")
     model.config.to_json_file(tmp_path / "config.json", use_diff=False)
     assert model.config.attention_kernel == model.config.to_dict()["attention_kernel"] == "flash"
+    assert '"attention_kernel": "flash"' in repr(model.config)
     with pytest.raises(ValueError, match="CUDA"):
         model(token_ids(1, 4))
     for file in (tmp_path / "model" / "config.json", tmp_path / "config.json"):
