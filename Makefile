@@ -78,7 +78,7 @@ bench-gpu: $(RUNTIME)
 
 # One file of evidence a part of the tests, so that a part can be run again by itself: make evidence-training
 EVIDENCE := benchmarks conversion data evaluation launchers model parallel readme tools training
-evidence: $(EVIDENCE:%=evidence-%) evidence-base-stream-memory
+evidence: $(EVIDENCE:%=evidence-%) evidence-base-stream-memory evidence-performance
 
 evidence-base-stream-memory: $(DEVELOPMENT)
 	$(RUN) benchmarks/record_evidence.py base_stream_memory -- \
