@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.benchmarking.result import COLUMNS, print_table, read_results
+from evaluation.command_line import non_negative_number
 from orthros_train.command_line import CommandParser, run_command
 from orthros_train.errors import InputError
 
@@ -68,7 +69,9 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "new", type=Path, metavar="NEW", help="of the same kind; in folders files of one name go together"
     )
-    parser.add_argument("--tolerance", type=float, default=0.1, help="how much worse is no regression; default: 0.1")
+    parser.add_argument(
+        "--tolerance", type=non_negative_number, default=0.1, help="how much worse is no regression; default: 0.1"
+    )
     parser.add_argument("--force", action="store_true", help="compare different settings or machines all the same")
     return parser
 
@@ -180,8 +183,6 @@ def compare(old: Path, new: Path, tolerance: float, force: bool) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     options = build_parser().parse_args(sys.argv[1:] if arguments is None else list(arguments))
-    if options.tolerance < 0:
-        raise InputError(f"--tolerance is {options.tolerance}: it must not be negative")
     files, missing = pairs(options.old, options.new)
     faults = sum(compare(old, new, options.tolerance, options.force) for old, new in files) + len(missing)
     for name in missing:

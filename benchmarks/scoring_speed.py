@@ -24,6 +24,7 @@ from typing import Any
 
 from evaluation.arm_times import times
 from evaluation.benchmarking.result import Record, Result
+from evaluation.command_line import non_negative_number
 from evaluation.scoring_plan import Request, plan_families
 from orthros_train.command_line import CommandParser, positive_int, run_command
 
@@ -224,7 +225,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--repeats", type=positive_int, default=3, help="timed rounds, medians count; default: 3")
     parser.add_argument("--threads", type=positive_int, default=1, help="CPU threads; default: 1")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
-    parser.add_argument("--least-share", type=float, default=0.8, help="of the FLOP ratio; default: 0.8")
+    parser.add_argument("--least-share", type=non_negative_number, default=0.8, help="of the FLOP ratio; default: 0.8")
     return parser
 
 

@@ -26,6 +26,7 @@ from evaluation.benchmarking.models import (
     shape_settings,
 )
 from evaluation.benchmarking.result import Record, Result, counted_calls, set_against, timed
+from evaluation.command_line import positive_number
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.errors import InputError
 
@@ -65,7 +66,9 @@ def build_parser() -> CommandParser:
     parser.add_argument("--optimizer", action="store_true", help="an AdamW step after the backward pass")
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing, layer by layer")
     parser.add_argument("--compile", action="store_true", help="our arms' layers, as train.compile does")
-    parser.add_argument("--peak-tflops", type=float, metavar="N", help="of the device; default: its data sheet's")
+    parser.add_argument(
+        "--peak-tflops", type=positive_number, metavar="N", help="of the device; default: its data sheet's"
+    )
     parser.add_argument("--repeats", type=positive_int, default=5, help="timed rounds; default: 5")
     parser.add_argument("--peak-memory", action="store_true", help="measure it, too, each case in its own process")
     parser.add_argument("--profile", action="store_true", help="show the largest kernels of each case")

@@ -209,7 +209,8 @@ def test_bad_input(tmp_path: Path) -> None:
         ([folder, tmp_path], "no result of the same name"),
         ([file, other], "no figure of the same case in common"),
         ([file, tmp_path / "absent.json"], "cannot be read as a benchmark's result"),
-        ([file, file, "--tolerance", "-1"], "must not be negative"),
+        ([file, file, "--tolerance", "-1"], "must be a finite number that is not negative"),
+        ([file, file, "--tolerance", "nan"], "must be a finite number that is not negative"),
     ):
         with pytest.raises(InputError, match=message):
             main([str(argument) for argument in arguments])

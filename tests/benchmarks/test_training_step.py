@@ -162,6 +162,7 @@ def test_the_peak_of_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     [
         (("--answer-share", "0"), "give a share above 0 and at most 1"),
         (("--length", "3", "--conversations", "4"), "--conversations must be at most --length"),
+        (("--peak-tflops", "0"), "must be a finite number above 0"),
         (("--uses", "pt,rl"), "not a list of pt, sft"),
         (("--compile", "--recompute"), "--compile and --recompute exclude each other"),
         (("--peak-of", "orthros rl"), "'orthros rl' is none of transformer pt"),
