@@ -132,7 +132,8 @@ def time_set(
     records = []
     for arm in ARMS:
         flops = full if arm == "hf" else plan_flops(models[arm].model.config, pairs, share=True)
-        speedup, processor_speedup = (_median_quotient(each["hf"], each[arm]) for each in (wall, processor))
+        speedups, processor_speedups = (_quotients(each["hf"], each[arm]) for each in (wall, processor))
+        over_peer, limit = _quotients(wall[arm], wall["hf"]), full / flops
         records.append(
             {
                 "case": f"{name} {arm}",
@@ -146,14 +147,12 @@ def time_set(
                 "all_processor_seconds": processor[arm],
                 "documents_per_second": documents / statistics.median(wall[arm]),
                 "flops": flops,
-                "speedup": speedup,
-                "all_speedup": _quotients(wall["hf"], wall[arm]),
-                "over_peer": _median_quotient(wall[arm], wall["hf"]),
-                "all_over_peer": _quotients(wall[arm], wall["hf"]),
-                "processor_speedup": processor_speedup,
-                "flop_ratio": full / flops,
-                "share": speedup / (full / flops),
-                "processor_share": processor_speedup / (full / flops),
+                **_summed_up("speedup", speedups),
+                **_summed_up("over_peer", over_peer),
+                **_summed_up("processor_speedup", processor_speedups),
+                "flop_ratio": limit,
+                **_summed_up("share", [each / limit for each in speedups]),
+                "processor_share": statistics.median(processor_speedups) / limit,
                 "largest_difference_to_transformer": max(
                     abs(a[0] - b[0]) for a, b in zip(answers[arm], answers["transformer"], strict=True)
                 ),
@@ -167,8 +166,9 @@ def _quotients(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
-def _median_quotient(above: Sequence[float], below: Sequence[float]) -> float:
-    return statistics.median(_quotients(above, below))
+def _summed_up(figure: str, values: Sequence[float]) -> dict[str, Any]:
+    """The figure of a record, and the single measurements that it is the median of."""
+    return {figure: statistics.median(values), f"all_{figure}": list(values)}
 
 
 def _times(

@@ -80,6 +80,9 @@ def test_speedups_are_of_wall_time_and_paired_by_round(monkeypatch: pytest.Monke
     assert [each["processor_speedup"] for each in records] == [1.0, 1.0, 2.0]
     assert [each["over_peer"] for each in records] == [1.0, 0.5, 0.25]
     assert records[2]["all_over_peer"] == [0.25] * 3
+    assert records[2]["all_speedup"] == [4.0] * 3
+    assert records[2]["all_processor_speedup"] == [2.0] * 3
+    assert records[2]["all_share"] == [4.0 / records[2]["flop_ratio"]] * 3
     for each in records:
         assert each["share"] == each["speedup"] / each["flop_ratio"]
         assert each["processor_share"] == each["processor_speedup"] / each["flop_ratio"]
