@@ -3,6 +3,9 @@
 * Ratios are judged first: speed-up over the transformer arm, share of the FLOP limit, time over that of a peer, growth
   with the length, peak memory over the KV cache. Both sides of each were measured in turn in one process, so that they
   hold on a machine that is slower today.
+* Where a case has a time over a peer's, speed-up and share are judged only if that became worse, too, beyond its
+  spread: they also drop when the transformer arm becomes faster, which is no loss of ours.
+* A speed-up of processor time is judged only where there is none of wall time.
 * A time is judged where the case has no peer to be set against, and the machine is the same; elsewhere it is shown.
   Peak memory always is. What a peer itself takes is shown.
 * A figure is a regression if it is worse by more than --tolerance and beyond its spread: each median lies outside the
@@ -114,15 +117,28 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[Change
         if case not in after:
             missing.append(case)
             continue
-        times_count = same_machine and "over_peer" not in before
+        unjudged = _unjudged(before, after[case], same_machine)
         for figure in (figure for figure in MORE_IS_BETTER if before.get(figure) is not None):
             if after[case].get(figure) is None:
                 missing.append(f"{case}, {COLUMNS[figure][0]}")
                 continue
-            judged = before.get("arm") not in PEERS and (figure not in TIMES or times_count)
             beyond = _beyond_spread(figure, before, after[case])
-            found.append(Change(case, figure, before[figure], after[case][figure], beyond, judged))
+            found.append(Change(case, figure, before[figure], after[case][figure], beyond, figure not in unjudged))
     return found, missing
+
+
+def _unjudged(before: Mapping[str, Any], after: Mapping[str, Any], same_machine: bool) -> set[str]:
+    """The figures of a case that are shown alone."""
+    if before.get("arm") in PEERS:
+        return set(MORE_IS_BETTER)
+    has_peer = before.get("over_peer") is not None
+    found = set(TIMES) if has_peer or not same_machine else set()
+    if before.get("speedup") is not None:
+        found.add("processor_speedup")
+    if has_peer and after.get("over_peer") is not None:
+        slower = after["over_peer"] > before["over_peer"] and _beyond_spread("over_peer", before, after)
+        found |= set() if slower else {"speedup", "share"}
+    return found
 
 
 def _beyond_spread(figure: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:

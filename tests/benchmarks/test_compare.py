@@ -141,6 +141,36 @@ def test_a_peer_is_shown_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "shown" in capsys.readouterr().out
 
 
+def against_both(over_peer: float, speedup: float) -> tuple[tuple[str | int, ...], Any]:
+    """A case that is set against a peer, which is missing where `over_peer` is 0, and against the transformer arm."""
+    peer = {"over_peer": over_peer, "all_over_peer": [over_peer - 0.01, over_peer, over_peer + 0.01]}
+    ratios = {"speedup": speedup, "share": speedup / 2, "processor_speedup": speedup}
+    return ("records", 2), {"case": "orthros 32", "arm": "orthros", **(peer if over_peer else {}), **ratios}
+
+
+def test_a_faster_transformer_is_no_regression_of_orthros(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its speed-up and share drop while it is as fast as before beside the peer, which alone tells."""
+    for before, after, regressions in (
+        (against_both(0.5, 2.0), against_both(0.505, 1.5), 0),  # within the spread
+        (against_both(0.5, 2.0), against_both(0.4, 1.5), 0),  # better
+        (against_both(0.5, 2.0), against_both(0.53, 1.5), 2),  # worse: speed-up and share count
+        (against_both(0.5, 2.0), against_both(0.7, 1.5), 3),
+        (against_both(0, 2.0), against_both(0, 1.5), 2),  # no peer
+    ):
+        old, new = write(tmp_path / "old.json", before), write(tmp_path / "new.json", after)
+        assert main([str(old), str(new)]) == int(regressions > 0)
+        assert capsys.readouterr().out.count("REGRESSION") == regressions
+
+
+def test_processor_time_is_judged_where_there_is_no_wall_time(tmp_path: Path) -> None:
+    for more, code in (({"speedup": 2.0}, 0), ({}, 1)):
+        files = [
+            write(tmp_path / name, (("records", 2), {"case": "orthros 32", **more, "processor_speedup": value}))
+            for name, value in (("old.json", 2.0), ("new.json", 1.0))
+        ]
+        assert main([str(file) for file in files]) == code
+
+
 def test_more_memory_is_one(tmp_path: Path) -> None:
     assert run(tmp_path, (("records", 0, "peak_growth_mib"), 150.0)) == 1
 
