@@ -13,7 +13,8 @@
 * What only OLD has, a case, a figure or a file, is missing, which counts as a regression does.
 
 Exits 1 on either. Results of different benchmarks, settings or machines are refused, unless --force says to compare
-them all the same; versions and commits may differ, and are named.
+them all the same. Versions and commits may differ, and are named; so is a setting that only one of them has, since
+results outlive the options of a benchmark.
 """
 
 from __future__ import annotations
@@ -100,8 +101,12 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]
     if old["benchmark"] != new["benchmark"]:
         yield f"benchmark {old['benchmark']!r} and {new['benchmark']!r}"
         return
-    for part in ("settings", "machine"):
-        for name in sorted({*old[part], *new[part]} - set(OWN_OF_A_RUN)):
+    compared = {
+        "settings": old["settings"].keys() & new["settings"].keys(),
+        "machine": (old["machine"].keys() | new["machine"].keys()) - set(OWN_OF_A_RUN),
+    }
+    for part, names in compared.items():
+        for name in sorted(names):
             before, after = old[part].get(name), new[part].get(name)
             if before != after:
                 yield f"{part}.{name} {before!r} and {after!r}"
@@ -154,9 +159,12 @@ def _is_outside(value: float, values: Sequence[float]) -> bool:
 
 
 def notes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs without making the results incomparable: added cases, versions, commits."""
+    """What differs without making the results incomparable: added cases, settings of one of them, versions, commits."""
     cases = [{record["case"] for record in result["records"]} for result in (old, new)]
     notes = [f"only in the new result: {case}" for case in sorted(cases[1] - cases[0])]
+    for name in sorted(old["settings"].keys() ^ new["settings"].keys()):
+        which, settings = ("old", old["settings"]) if name in old["settings"] else ("new", new["settings"])
+        notes.append(f"only in the {which} result: settings.{name} {settings[name]!r}")
     for name in OWN_OF_A_RUN:
         before, after = old["machine"].get(name), new["machine"].get(name)
         if before != after:

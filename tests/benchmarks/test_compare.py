@@ -186,7 +186,7 @@ def test_times_of_another_machine_are_shown_alone(tmp_path: Path) -> None:
     [
         (("benchmark",), "decode", "differ in benchmark 'prefill' and 'decode'"),
         (("settings", "threads"), 1, "settings.threads 2 and 1"),
-        (("settings", "new"), 1, "settings.new None and 1"),
+        (("machine", "new"), 1, "machine.new None and 1"),
         (("machine", "processor"), "Q", "machine.processor 'P' and 'Q'"),
     ],
 )
@@ -194,6 +194,14 @@ def test_unlike_results_are_refused(tmp_path: Path, place: tuple[str, ...], valu
     with pytest.raises(InputError, match=message):
         run(tmp_path, (place, value))
     assert run(tmp_path, (place, value), options=("--force",)) == 0
+
+
+def test_a_setting_of_one_result_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of the two is from before the option, or from after it."""
+    files = [write(tmp_path / "a.json"), write(tmp_path / "b.json", (("settings", "compile"), False))]
+    for old, new, which in ((*files, "new"), (*reversed(files), "old")):
+        assert main([str(old), str(new)]) == 0
+        assert f"only in the {which} result: settings.compile False\n" in capsys.readouterr().out
 
 
 def test_versions_and_added_cases_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
