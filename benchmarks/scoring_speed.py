@@ -25,6 +25,7 @@ from typing import Any
 from evaluation.arm_times import times
 from evaluation.benchmarking.result import Record, Result
 from evaluation.command_line import non_negative_number
+from evaluation.model_folder import load_folder_tokenizer, loading_errors, torch_device
 from evaluation.scoring_plan import Request, plan_families
 from orthros_train.command_line import CommandParser, positive_int, run_command
 
@@ -85,10 +86,14 @@ def harness_flops(config: Any, requests: Sequence[Request]) -> int:
 
 
 def measure(options: Any) -> list[Record]:
-    """Time every arm on both sets."""
+    """Time every arm on both sets.
+
+    Raises:
+        InputError: the model cannot be read.
+    """
     import torch  # noqa: PLC0415
     from lm_eval.models.huggingface import HFLM  # noqa: PLC0415
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
     from evaluation.lm_eval_model import OrthrosLM  # noqa: PLC0415
     from evaluation.model_source import load_evaluated_model  # noqa: PLC0415
@@ -96,8 +101,9 @@ def measure(options: Any) -> list[Record]:
 
     torch.set_num_threads(options.threads)
     folder = options.model or smollm2_folder(options.cache)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(options.device)
+    tokenizer = load_folder_tokenizer(folder)
+    with loading_errors(folder, options.device):
+        reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(options.device)
     models: dict[str, Any] = {
         "hf": HFLM(pretrained=reference, tokenizer=tokenizer, device=options.device, batch_size=options.hf_batch_size)
     }
@@ -232,6 +238,11 @@ def build_parser() -> CommandParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     options = build_parser().parse_args(arguments)
+    torch_device(options.device)
+    if options.model is not None:
+        from orthros_train.conversion.source_config import read_source_config  # noqa: PLC0415
+
+        read_source_config(options.model)
     result = Result("scoring speed", options, apart=["cache", "least_share"])
     records = measure(options)
     faults = judge(records, options.least_share)
