@@ -144,7 +144,11 @@ def flops_of(case: str, configs: Mapping[str, OrthrosConfig], batch: Batch) -> i
 
 
 def step_call(model: PreTrainedModel, batch: Batch, options: argparse.Namespace) -> Callable[[], None]:
-    """One step, which leaves no gradients."""
+    """One step, which leaves no gradients.
+
+    For --peak-of what is compiled is compiled here: memory of the compiler is none of the step's. The optimizer makes
+    no step yet, since its moments are.
+    """
     import torch  # noqa: PLC0415
 
     from evaluation.arm_times import finish  # noqa: PLC0415
@@ -163,10 +167,18 @@ def step_call(model: PreTrainedModel, batch: Batch, options: argparse.Namespace)
     if ours:
         inputs["return_logits"] = options.all_logits
 
-    def call() -> None:
+    def backward() -> torch.Tensor:
         with torch.enable_grad():
-            loss = model(**inputs, use_cache=False).loss
+            loss: torch.Tensor = model(**inputs, use_cache=False).loss
             loss.backward()
+        return loss
+
+    if ours and options.compile and options.peak_of is not None:
+        backward()
+        model.zero_grad(set_to_none=True)
+
+    def call() -> None:
+        loss = backward()
         if optimizer is not None:
             optimizer.step()
         model.zero_grad(set_to_none=True)

@@ -15,8 +15,10 @@ from benchmarks import training_step
 from benchmarks.training_step import batch_for, build_parser, case_names, flops_of, for_llama, step_call, step_calls
 from evaluation.benchmarking.models import arm_configs, build_arms
 from orthros_train.errors import InputError
+from orthros_train.model import OrthrosForCausalLM
 from orthros_train.model.flops import training_flops
 from orthros_train.training import compilation
+from orthros_train.training import optimizer as optimizers
 from tests.benchmarks.shapes import QUICK
 from tests.model.tiny import assert_close
 
@@ -103,6 +105,30 @@ def test_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     step_calls(case_names(given), configs, options())
     assert len(compiled) == 2
+
+
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_a_peak_is_not_the_compilers(monkeypatch: pytest.MonkeyPatch, steps_before: int) -> None:
+    """What is compiled runs once before, and leaves neither gradients nor the optimizer's moments."""
+    monkeypatch.setattr(compilation, "compile_layers", lambda model, device: None)
+    forward, models = OrthrosForCausalLM.forward, []
+
+    def counted(model: OrthrosForCausalLM, **inputs: Any) -> Any:
+        models.append(model)
+        return forward(model, **inputs)
+
+    monkeypatch.setattr(OrthrosForCausalLM, "forward", counted)
+    made: list[torch.optim.Optimizer] = []
+    build = optimizers.build_optimizer
+    monkeypatch.setattr(optimizers, "build_optimizer", lambda *given: made.append(build(*given)) or made[-1])
+    given = options("--optimizer", "--peak-of", "orthros pt", *["--compile"] * steps_before)
+    call = step_calls(["orthros pt"], arm_configs(given, 64, gradients=True), given)[0]["orthros pt"]
+    assert len(models) == steps_before
+    assert not made[0].state
+    assert all(parameter.grad is None for model in models for parameter in model.parameters())
+    call()
+    assert len(models) == steps_before + 1
+    assert made[0].state
 
 
 @pytest.mark.evidence
