@@ -170,6 +170,30 @@ def test_packed_rows_and_their_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert records["orthros pt"]["mfu_exact"] is None
 
 
+def test_times_stay_where_a_peak_cannot_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def child(command: list[str], what: str) -> float:
+        raise InputError(f"{what} cannot be measured: exit code -9, killed")
+
+    monkeypatch.setattr("evaluation.benchmarking.peak_memory.in_own_process", child)
+    output = tmp_path / "step.json"
+    given = ["--uses", "pt", "--arms", "orthros", "--peak-memory"]
+    assert training_step.main(["--output", str(output), *SMALL, *given]) == 1
+    (record,) = json.loads(output.read_text())["records"]
+    assert record["seconds"] > 0
+    assert record["peak_growth_mib"] is None
+    assert record["peak_memory_problem"] == "the peak memory of orthros pt cannot be measured: exit code -9, killed"
+    assert f"LEFT OUT: {record['peak_memory_problem']}\n" in capsys.readouterr().out
+
+
+def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy is one that this command has."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(InputError, match="name it in CXX, or leave --compile out"):
+        run(tmp_path, "--compile")
+
+
 def test_the_peak_of_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Logits are held only where that is asked for."""
     big = ["--length", "4096", "--vocabulary", "12000", "--peak-of", "transformer pt"]
