@@ -97,11 +97,11 @@ performance_data_loading = data_loading.py
 performance_startup = startup.py
 evidence-performance: $(PERFORMANCE:%=evidence-performance-%)
 
-evidence-performance-%: $(DEVELOPMENT)
+$(PERFORMANCE:%=evidence-performance-%): evidence-performance-%: $(DEVELOPMENT)
 	$(RUN) benchmarks/record_evidence.py performance_$* -- \
 	  $(RUN) benchmarks/$(performance_$*) --output docs/evidence/performance_$*.json
 
-evidence-%: $(DEVELOPMENT)
+$(EVIDENCE:%=evidence-%): evidence-%: $(DEVELOPMENT)
 	$(RUN) benchmarks/record_evidence.py tests_$* -- \
 	  $(RUN) -u -m pytest $(if $(wildcard tests/$*),tests/$*,tests/test_$*.py) -m evidence -v $(PYTEST)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from evaluation.benchmarking.peak_memory import MIB, in_own_process
 from evaluation.benchmarking.result import Result, timed
-from evaluation.command_line import whole_numbers
+from evaluation.command_line import non_negative_number, whole_numbers
 from orthros_train.command_line import CommandParser, run_command
 from orthros_train.errors import InputError
 
@@ -125,7 +125,9 @@ def build_parser() -> CommandParser:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; default: 1")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs, of which the median counts; default: 3")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
-    parser.add_argument("--tolerance", type=float, default=1.25, help="allowed factor over linear; default: 1.25")
+    parser.add_argument(
+        "--tolerance", type=non_negative_number, default=1.25, help="allowed factor over linear; default: 1.25"
+    )
     parser.add_argument("--one-length", type=int, help="measure this length in this process and print JSON")
     return parser
 

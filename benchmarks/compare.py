@@ -3,6 +3,9 @@
 * Ratios are judged first: speed-up over the transformer arm, share of the FLOP limit, time over that of a peer, growth
   with the length, peak memory over the KV cache. Both sides of each were measured in turn in one process, so that they
   hold on a machine that is slower today.
+* Where a case has a time over a peer's, speed-up and share are judged only if that became worse, too, beyond its
+  spread: they also drop when the transformer arm becomes faster, which is no loss of ours.
+* A speed-up of processor time is judged only where there is none of wall time.
 * A time is judged where the case has no peer to be set against, and the machine is the same; elsewhere it is shown.
   Peak memory always is. What a peer itself takes is shown.
 * A figure is a regression if it is worse by more than --tolerance and beyond its spread: each median lies outside the
@@ -10,7 +13,8 @@
 * What only OLD has, a case, a figure or a file, is missing, which counts as a regression does.
 
 Exits 1 on either. Results of different benchmarks, settings or machines are refused, unless --force says to compare
-them all the same; versions and commits may differ, and are named.
+them all the same. Versions and commits may differ, and are named; so is a setting that only one of them has, since
+results outlive the options of a benchmark.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.benchmarking.result import COLUMNS, print_table, read_results
+from evaluation.command_line import non_negative_number
 from orthros_train.command_line import CommandParser, run_command
 from orthros_train.errors import InputError
 
@@ -68,7 +73,9 @@ def build_parser() -> CommandParser:
     parser.add_argument(
         "new", type=Path, metavar="NEW", help="of the same kind; in folders files of one name go together"
     )
-    parser.add_argument("--tolerance", type=float, default=0.1, help="how much worse is no regression; default: 0.1")
+    parser.add_argument(
+        "--tolerance", type=non_negative_number, default=0.1, help="how much worse is no regression; default: 0.1"
+    )
     parser.add_argument("--force", action="store_true", help="compare different settings or machines all the same")
     return parser
 
@@ -94,8 +101,12 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]
     if old["benchmark"] != new["benchmark"]:
         yield f"benchmark {old['benchmark']!r} and {new['benchmark']!r}"
         return
-    for part in ("settings", "machine"):
-        for name in sorted({*old[part], *new[part]} - set(OWN_OF_A_RUN)):
+    compared = {
+        "settings": old["settings"].keys() & new["settings"].keys(),
+        "machine": (old["machine"].keys() | new["machine"].keys()) - set(OWN_OF_A_RUN),
+    }
+    for part, names in compared.items():
+        for name in sorted(names):
             before, after = old[part].get(name), new[part].get(name)
             if before != after:
                 yield f"{part}.{name} {before!r} and {after!r}"
@@ -111,15 +122,28 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[list[Change
         if case not in after:
             missing.append(case)
             continue
-        times_count = same_machine and "over_peer" not in before
+        unjudged = _unjudged(before, after[case], same_machine)
         for figure in (figure for figure in MORE_IS_BETTER if before.get(figure) is not None):
             if after[case].get(figure) is None:
                 missing.append(f"{case}, {COLUMNS[figure][0]}")
                 continue
-            judged = before.get("arm") not in PEERS and (figure not in TIMES or times_count)
             beyond = _beyond_spread(figure, before, after[case])
-            found.append(Change(case, figure, before[figure], after[case][figure], beyond, judged))
+            found.append(Change(case, figure, before[figure], after[case][figure], beyond, figure not in unjudged))
     return found, missing
+
+
+def _unjudged(before: Mapping[str, Any], after: Mapping[str, Any], same_machine: bool) -> set[str]:
+    """The figures of a case that are shown alone."""
+    if before.get("arm") in PEERS:
+        return set(MORE_IS_BETTER)
+    has_peer = before.get("over_peer") is not None
+    found = set(TIMES) if has_peer or not same_machine else set()
+    if before.get("speedup") is not None:
+        found.add("processor_speedup")
+    if has_peer and after.get("over_peer") is not None:
+        slower = after["over_peer"] > before["over_peer"] and _beyond_spread("over_peer", before, after)
+        found |= set() if slower else {"speedup", "share"}
+    return found
 
 
 def _beyond_spread(figure: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
@@ -135,9 +159,12 @@ def _is_outside(value: float, values: Sequence[float]) -> bool:
 
 
 def notes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs without making the results incomparable: added cases, versions, commits."""
+    """What differs without making the results incomparable: added cases, settings of one of them, versions, commits."""
     cases = [{record["case"] for record in result["records"]} for result in (old, new)]
     notes = [f"only in the new result: {case}" for case in sorted(cases[1] - cases[0])]
+    for name in sorted(old["settings"].keys() ^ new["settings"].keys()):
+        which, settings = ("old", old["settings"]) if name in old["settings"] else ("new", new["settings"])
+        notes.append(f"only in the {which} result: settings.{name} {settings[name]!r}")
     for name in OWN_OF_A_RUN:
         before, after = old["machine"].get(name), new["machine"].get(name)
         if before != after:
@@ -180,8 +207,6 @@ def compare(old: Path, new: Path, tolerance: float, force: bool) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     options = build_parser().parse_args(sys.argv[1:] if arguments is None else list(arguments))
-    if options.tolerance < 0:
-        raise InputError(f"--tolerance is {options.tolerance}: it must not be negative")
     files, missing = pairs(options.old, options.new)
     faults = sum(compare(old, new, options.tolerance, options.force) for old, new in files) + len(missing)
     for name in missing:

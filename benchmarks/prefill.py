@@ -5,7 +5,7 @@ hits all of them; medians count. Beside each time stand the exact FLOPs. Our arm
 the asked-for logits need; LlamaForCausalLM computes it at every position, and its FLOPs say so.
 
 With --peak-memory each model and length also runs in a process of its own, which tells how far memory grew beyond the
-weights, the KV cache included.
+weights, the KV cache included. Exits 1 if that could not be measured of one; the times are written all the same.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def cache_mib(config: OrthrosConfig, length: int, dtype: str) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     from evaluation.benchmarking.kernels import print_kernels  # noqa: PLC0415
-    from evaluation.benchmarking.peak_memory import in_own_process, memory_growth_mib  # noqa: PLC0415
+    from evaluation.benchmarking.peak_memory import add_peaks, memory_growth_mib  # noqa: PLC0415
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = build_parser().parse_args(given)
@@ -141,22 +141,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configs = arm_configs(options, max(options.lengths))
     if options.peak_of:
         arm, length = options.peak_of
+        if arm not in options.arms or length not in options.lengths:
+            raise InputError(f"--peak-of {arm}:{length} is none of what --arms and --lengths name")
         call = prefill_calls(configs, [arm], options)(length)[arm]
         print(json.dumps(memory_growth_mib(call, options.device)))
         return 0
     result = Result("prefill", options, APART, shape=shape_settings(configs["orthros"]))
     with enough_memory(options.device):
         records, kernels = measure(options, configs)
+    problems = []
     if options.peak_memory:
+        problems = add_peaks(
+            records, lambda record: [__file__, *given, "--peak-of", f"{record['arm']}:{record['length']}"]
+        )
         for record in records:
-            case = f"{record['arm']}:{record['length']}"
-            peak = in_own_process([__file__, *given, "--peak-of", case], f"the peak memory of {record['case']}")
-            record["peak_growth_mib"] = peak
-            record["peak_over_cache"] = peak / cache_mib(configs["transformer"], record["length"], options.dtype)
-    result.write(records, NOTES, kernels=kernels)
+            cache, peak = cache_mib(configs["transformer"], record["length"], options.dtype), record["peak_growth_mib"]
+            record["peak_over_cache"] = None if peak is None else peak / cache
+    result.write(records, [*NOTES, *problems], kernels=kernels)
     for arm, found in kernels.items():
         print_kernels(arm, found)
-    return 0
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ from typing import Any
 
 from evaluation.arm_times import times
 from evaluation.benchmarking.result import Record, Result
+from evaluation.command_line import non_negative_number
+from evaluation.model_folder import load_folder_tokenizer, loading_errors, torch_device
 from evaluation.scoring_plan import Request, plan_families
 from orthros_train.command_line import CommandParser, positive_int, run_command
 
@@ -84,10 +86,14 @@ def harness_flops(config: Any, requests: Sequence[Request]) -> int:
 
 
 def measure(options: Any) -> list[Record]:
-    """Time every arm on both sets."""
+    """Time every arm on both sets.
+
+    Raises:
+        InputError: the model cannot be read.
+    """
     import torch  # noqa: PLC0415
     from lm_eval.models.huggingface import HFLM  # noqa: PLC0415
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415
 
     from evaluation.lm_eval_model import OrthrosLM  # noqa: PLC0415
     from evaluation.model_source import load_evaluated_model  # noqa: PLC0415
@@ -95,8 +101,9 @@ def measure(options: Any) -> list[Record]:
 
     torch.set_num_threads(options.threads)
     folder = options.model or smollm2_folder(options.cache)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(options.device)
+    tokenizer = load_folder_tokenizer(folder)
+    with loading_errors(folder, options.device):
+        reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(options.device)
     models: dict[str, Any] = {
         "hf": HFLM(pretrained=reference, tokenizer=tokenizer, device=options.device, batch_size=options.hf_batch_size)
     }
@@ -131,7 +138,8 @@ def time_set(
     records = []
     for arm in ARMS:
         flops = full if arm == "hf" else plan_flops(models[arm].model.config, pairs, share=True)
-        speedup, processor_speedup = (_median_quotient(each["hf"], each[arm]) for each in (wall, processor))
+        speedups, processor_speedups = (_quotients(each["hf"], each[arm]) for each in (wall, processor))
+        over_peer, limit = _quotients(wall[arm], wall["hf"]), full / flops
         records.append(
             {
                 "case": f"{name} {arm}",
@@ -145,14 +153,12 @@ def time_set(
                 "all_processor_seconds": processor[arm],
                 "documents_per_second": documents / statistics.median(wall[arm]),
                 "flops": flops,
-                "speedup": speedup,
-                "all_speedup": _quotients(wall["hf"], wall[arm]),
-                "over_peer": _median_quotient(wall[arm], wall["hf"]),
-                "all_over_peer": _quotients(wall[arm], wall["hf"]),
-                "processor_speedup": processor_speedup,
-                "flop_ratio": full / flops,
-                "share": speedup / (full / flops),
-                "processor_share": processor_speedup / (full / flops),
+                **_summed_up("speedup", speedups),
+                **_summed_up("over_peer", over_peer),
+                **_summed_up("processor_speedup", processor_speedups),
+                "flop_ratio": limit,
+                **_summed_up("share", [each / limit for each in speedups]),
+                "processor_share": statistics.median(processor_speedups) / limit,
                 "largest_difference_to_transformer": max(
                     abs(a[0] - b[0]) for a, b in zip(answers[arm], answers["transformer"], strict=True)
                 ),
@@ -166,8 +172,9 @@ def _quotients(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
-def _median_quotient(above: Sequence[float], below: Sequence[float]) -> float:
-    return statistics.median(_quotients(above, below))
+def _summed_up(figure: str, values: Sequence[float]) -> dict[str, Any]:
+    """The figure of a record, and the single measurements that it is the median of."""
+    return {figure: statistics.median(values), f"all_{figure}": list(values)}
 
 
 def _times(
@@ -224,13 +231,18 @@ def build_parser() -> CommandParser:
     parser.add_argument("--repeats", type=positive_int, default=3, help="timed rounds, medians count; default: 3")
     parser.add_argument("--threads", type=positive_int, default=1, help="CPU threads; default: 1")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
-    parser.add_argument("--least-share", type=float, default=0.8, help="of the FLOP ratio; default: 0.8")
+    parser.add_argument("--least-share", type=non_negative_number, default=0.8, help="of the FLOP ratio; default: 0.8")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     options = build_parser().parse_args(arguments)
+    torch_device(options.device)
+    if options.model is not None:
+        from orthros_train.conversion.source_config import read_source_config  # noqa: PLC0415
+
+        read_source_config(options.model)
     result = Result("scoring speed", options, apart=["cache", "least_share"])
     records = measure(options)
     faults = judge(records, options.least_share)

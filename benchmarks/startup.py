@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from evaluation.benchmarking.result import Record, Result, counted_calls, timed
+from evaluation.command_line import non_negative_number
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.errors import InputError
 
@@ -36,7 +37,9 @@ def build_parser() -> CommandParser:
     parser = CommandParser(__doc__ or "", EXAMPLES)
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--only", metavar="TEXT", help="cases whose name holds this; default: all")
-    parser.add_argument("--limit", type=float, default=2.0, help="seconds that --help may take; default: 2")
+    parser.add_argument(
+        "--limit", type=non_negative_number, default=2.0, help="seconds that --help may take; default: 2"
+    )
     parser.add_argument("--repeats", type=positive_int, default=5, help="timed starts; default: 5")
     return parser
 

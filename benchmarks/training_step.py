@@ -6,7 +6,8 @@ The cases take turns, so that a slow moment of the machine hits all of them; med
 exact FLOPs.
 
 With --peak-memory each case also runs in a process of its own, which tells how far a step's memory grew beyond the
-weights: activations, gradients, logits and, with --optimizer, AdamW's moments.
+weights: activations, gradients, logits and, with --optimizer, AdamW's moments. Exits 1 if that could not be measured
+of a case; the times are written all the same.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from evaluation.benchmarking.models import (
     shape_settings,
 )
 from evaluation.benchmarking.result import Record, Result, counted_calls, set_against, timed
+from evaluation.command_line import positive_number
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.errors import InputError
 
@@ -65,7 +67,9 @@ def build_parser() -> CommandParser:
     parser.add_argument("--optimizer", action="store_true", help="an AdamW step after the backward pass")
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing, layer by layer")
     parser.add_argument("--compile", action="store_true", help="our arms' layers, as train.compile does")
-    parser.add_argument("--peak-tflops", type=float, metavar="N", help="of the device; default: its data sheet's")
+    parser.add_argument(
+        "--peak-tflops", type=positive_number, metavar="N", help="of the device; default: its data sheet's"
+    )
     parser.add_argument("--repeats", type=positive_int, default=5, help="timed rounds; default: 5")
     parser.add_argument("--peak-memory", action="store_true", help="measure it, too, each case in its own process")
     parser.add_argument("--profile", action="store_true", help="show the largest kernels of each case")
@@ -141,7 +145,11 @@ def flops_of(case: str, configs: Mapping[str, OrthrosConfig], batch: Batch) -> i
 
 
 def step_call(model: PreTrainedModel, batch: Batch, options: argparse.Namespace) -> Callable[[], None]:
-    """One step, which leaves no gradients."""
+    """One step, which leaves no gradients.
+
+    For --peak-of what is compiled is compiled here: memory of the compiler is none of the step's. The optimizer makes
+    no step yet, since its moments are.
+    """
     import torch  # noqa: PLC0415
 
     from evaluation.arm_times import finish  # noqa: PLC0415
@@ -160,10 +168,18 @@ def step_call(model: PreTrainedModel, batch: Batch, options: argparse.Namespace)
     if ours:
         inputs["return_logits"] = options.all_logits
 
-    def call() -> None:
+    def backward() -> torch.Tensor:
         with torch.enable_grad():
-            loss = model(**inputs, use_cache=False).loss
+            loss: torch.Tensor = model(**inputs, use_cache=False).loss
             loss.backward()
+        return loss
+
+    if ours and options.compile and options.peak_of is not None:
+        backward()
+        model.zero_grad(set_to_none=True)
+
+    def call() -> None:
+        loss = backward()
         if optimizer is not None:
             optimizer.step()
         model.zero_grad(set_to_none=True)
@@ -175,7 +191,11 @@ def step_call(model: PreTrainedModel, batch: Batch, options: argparse.Namespace)
 def step_calls(
     cases: Sequence[str], configs: Mapping[str, OrthrosConfig], options: argparse.Namespace
 ) -> tuple[dict[str, Callable[[], None]], dict[str, int]]:
-    """A call and the FLOPs of each case; the cases of one arm share its model."""
+    """A call and the FLOPs of each case; the cases of one arm share its model.
+
+    Raises:
+        InputError: nothing here compiles what --compile asks for.
+    """
     from orthros_train.model import OrthrosForCausalLM  # noqa: PLC0415
     from orthros_train.training.compilation import compile_layers  # noqa: PLC0415
 
@@ -183,7 +203,13 @@ def step_calls(
     models = build_arms(configs, arms, options.dtype, options.device)
     for model in models.values():
         if options.compile and isinstance(model, OrthrosForCausalLM):
-            compile_layers(model, model.device)
+            try:
+                compile_layers(model, model.device)
+            except InputError as error:
+                raise InputError(
+                    "--compile needs a C++ compiler, and there is none on PATH: install one, name it in CXX, or leave "
+                    "--compile out"
+                ) from error
     batches = {case: batch_for(case.split()[1], options, configs["orthros"].vocab_size) for case in cases}
     calls = {case: step_call(models[arm_of(case)], batch, options) for case, batch in batches.items()}
     return calls, {case: flops_of(case, configs, batch) for case, batch in batches.items()}
@@ -224,7 +250,7 @@ def _peak_flops(options: argparse.Namespace) -> float | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     from evaluation.benchmarking.kernels import print_kernels  # noqa: PLC0415
-    from evaluation.benchmarking.peak_memory import in_own_process, memory_growth_mib  # noqa: PLC0415
+    from evaluation.benchmarking.peak_memory import add_peaks, memory_growth_mib  # noqa: PLC0415
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = build_parser().parse_args(given)
@@ -244,14 +270,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = Result("training step", options, APART, shape=shape_settings(configs["orthros"]))
     with enough_memory(options.device):
         records, kernels = measure(options, configs)
+    problems = []
     if options.peak_memory:
-        for record in records:
-            command = [__file__, *given, "--peak-of", record["case"]]
-            record["peak_growth_mib"] = in_own_process(command, f"the peak memory of {record['case']}")
-    result.write(records, NOTES, kernels=kernels)
+        problems = add_peaks(records, lambda record: [__file__, *given, "--peak-of", record["case"]])
+    result.write(records, [*NOTES, *problems], kernels=kernels)
     for case, found in kernels.items():
         print_kernels(case, found)
-    return 0
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +64,25 @@ def in_own_process(command: Sequence[str], what: str) -> Any:
         reason = next((line for line in reversed(outcome.stderr.splitlines()) if line.strip()), "killed")
         raise InputError(f"{what} cannot be measured: exit code {outcome.returncode}, {reason.removeprefix('error: ')}")
     return json.loads(outcome.stdout.splitlines()[-1])
+
+
+def add_peaks(records: Sequence[dict[str, Any]], command_of: Callable[[Mapping[str, Any]], Sequence[str]]) -> list[str]:
+    """Measure the peak memory of each record's case in a process of its own, `peak_growth_mib`.
+
+    Where that fails, it is None with a `peak_memory_problem`: the times are there already, and stay.
+
+    Args:
+        records: those of a benchmark; they are extended.
+        command_of: from a record to the arguments of the Python that prints the MiB.
+
+    Returns:
+        The problems, one a line.
+    """
+    problems = []
+    for record in records:
+        try:
+            record["peak_growth_mib"] = in_own_process(command_of(record), f"the peak memory of {record['case']}")
+        except InputError as error:
+            record |= {"peak_growth_mib": None, "peak_memory_problem": str(error)}
+            problems.append(f"LEFT OUT: {error}")
+    return problems

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -169,7 +170,7 @@ def read_results(path: Path) -> Mapping[str, Any]:
     """A file that `Result.write` wrote.
 
     Raises:
-        InputError: there is no such file, or it is another thing.
+        InputError: there is no such file, or it is another thing, or a record has no name or a figure is no number.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -178,4 +179,27 @@ def read_results(path: Path) -> Mapping[str, Any]:
     needed = {"benchmark": str, "settings": dict, "machine": dict, "records": list}
     if not isinstance(content, dict) or not all(isinstance(content.get(name), kind) for name, kind in needed.items()):
         raise InputError(f"{path} is no result of a benchmark: it lacks one of {', '.join(needed)}")
+    for number, record in enumerate(content["records"], start=1):
+        fault = _fault_of(record)
+        if fault:
+            raise InputError(f"{path} is no result of a benchmark: record {number} {fault}")
     return content
+
+
+def _fault_of(record: Any) -> str | None:
+    """What is wrong with a record that was read."""
+    if not isinstance(record, dict):
+        return "is no object"
+    if not isinstance(record.get("case"), str):
+        return "has no name, its `case`"
+    for figure in COLUMNS:
+        value, single = record.get(figure), record.get(f"all_{figure}")
+        if value is not None and not _is_number(value):
+            return f"({record['case']}) has {figure} {value!r}, which is no finite number"
+        if single is not None and not (isinstance(single, list) and all(map(_is_number, single))):
+            return f"({record['case']}) has all_{figure} {single!r}, which is no list of finite numbers"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -141,6 +141,36 @@ def test_a_peer_is_shown_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "shown" in capsys.readouterr().out
 
 
+def against_both(over_peer: float, speedup: float) -> tuple[tuple[str | int, ...], Any]:
+    """A case that is set against a peer, which is missing where `over_peer` is 0, and against the transformer arm."""
+    peer = {"over_peer": over_peer, "all_over_peer": [over_peer - 0.01, over_peer, over_peer + 0.01]}
+    ratios = {"speedup": speedup, "share": speedup / 2, "processor_speedup": speedup}
+    return ("records", 2), {"case": "orthros 32", "arm": "orthros", **(peer if over_peer else {}), **ratios}
+
+
+def test_a_faster_transformer_is_no_regression_of_orthros(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its speed-up and share drop while it is as fast as before beside the peer, which alone tells."""
+    for before, after, regressions in (
+        (against_both(0.5, 2.0), against_both(0.505, 1.5), 0),  # within the spread
+        (against_both(0.5, 2.0), against_both(0.4, 1.5), 0),  # better
+        (against_both(0.5, 2.0), against_both(0.53, 1.5), 2),  # worse: speed-up and share count
+        (against_both(0.5, 2.0), against_both(0.7, 1.5), 3),
+        (against_both(0, 2.0), against_both(0, 1.5), 2),  # no peer
+    ):
+        old, new = write(tmp_path / "old.json", before), write(tmp_path / "new.json", after)
+        assert main([str(old), str(new)]) == int(regressions > 0)
+        assert capsys.readouterr().out.count("REGRESSION") == regressions
+
+
+def test_processor_time_is_judged_where_there_is_no_wall_time(tmp_path: Path) -> None:
+    for more, code in (({"speedup": 2.0}, 0), ({}, 1)):
+        files = [
+            write(tmp_path / name, (("records", 2), {"case": "orthros 32", **more, "processor_speedup": value}))
+            for name, value in (("old.json", 2.0), ("new.json", 1.0))
+        ]
+        assert main([str(file) for file in files]) == code
+
+
 def test_more_memory_is_one(tmp_path: Path) -> None:
     assert run(tmp_path, (("records", 0, "peak_growth_mib"), 150.0)) == 1
 
@@ -156,7 +186,7 @@ def test_times_of_another_machine_are_shown_alone(tmp_path: Path) -> None:
     [
         (("benchmark",), "decode", "differ in benchmark 'prefill' and 'decode'"),
         (("settings", "threads"), 1, "settings.threads 2 and 1"),
-        (("settings", "new"), 1, "settings.new None and 1"),
+        (("machine", "new"), 1, "machine.new None and 1"),
         (("machine", "processor"), "Q", "machine.processor 'P' and 'Q'"),
     ],
 )
@@ -164,6 +194,14 @@ def test_unlike_results_are_refused(tmp_path: Path, place: tuple[str, ...], valu
     with pytest.raises(InputError, match=message):
         run(tmp_path, (place, value))
     assert run(tmp_path, (place, value), options=("--force",)) == 0
+
+
+def test_a_setting_of_one_result_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of the two is from before the option, or from after it."""
+    files = [write(tmp_path / "a.json"), write(tmp_path / "b.json", (("settings", "compile"), False))]
+    for old, new, which in ((*files, "new"), (*reversed(files), "old")):
+        assert main([str(old), str(new)]) == 0
+        assert f"only in the {which} result: settings.compile False\n" in capsys.readouterr().out
 
 
 def test_versions_and_added_cases_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,7 +247,8 @@ def test_bad_input(tmp_path: Path) -> None:
         ([folder, tmp_path], "no result of the same name"),
         ([file, other], "no figure of the same case in common"),
         ([file, tmp_path / "absent.json"], "cannot be read as a benchmark's result"),
-        ([file, file, "--tolerance", "-1"], "must not be negative"),
+        ([file, file, "--tolerance", "-1"], "must be a finite number that is not negative"),
+        ([file, file, "--tolerance", "nan"], "must be a finite number that is not negative"),
     ):
         with pytest.raises(InputError, match=message):
             main([str(argument) for argument in arguments])

@@ -46,6 +46,26 @@ def test_benchmarks_have_their_options(target: str, count: int, some: list[str])
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("target", ["evidence-performance-nonsense", "evidence-nonsense"])
+def test_evidence_of_nothing_is_no_target(target: str) -> None:
+    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"No rule to make target '{target}'" in done.stderr
+    assert not done.stdout
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_a_part_of_the_evidence_can_be_made_by_itself() -> None:
+    for target, command in (
+        ("evidence-performance-decode", "python benchmarks/decode.py --contexts"),
+        ("evidence-training", "tests/training -m evidence"),
+        ("evidence-readme", "tests/test_readme.py -m evidence"),
+    ):
+        done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert done.stdout.count(command) == 1
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_a_compiled_training_step_is_measured_on_a_gpu() -> None:
     steps = [given for module, given in benchmark_commands("bench-gpu") if module == "benchmarks.training_step"]
     assert ["--compile" in given for given in steps] == [False, True, False]

@@ -66,6 +66,29 @@ def test_peak_memory_beside_the_cache(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "speedup" not in record  # no transformer to be set against
 
 
+def test_times_stay_where_a_peak_cannot_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def child(command: list[str], what: str) -> float:
+        if command[-1] == "orthros:16":
+            raise InputError(f"{what} cannot be measured: exit code -9, killed")
+        return 0.5
+
+    monkeypatch.setattr("evaluation.benchmarking.peak_memory.in_own_process", child)
+    output = tmp_path / "prefill.json"
+    given = ["--lengths", "16", "--arms", "transformer,orthros", "--repeats", "1", "--peak-memory"]
+    assert prefill.main(["--output", str(output), *QUICK, *given]) == 1
+    transformer, orthros = json.loads(output.read_text())["records"]
+    assert transformer["peak_growth_mib"] == 0.5
+    assert transformer["peak_over_cache"] > 0
+    assert "peak_memory_problem" not in transformer
+    problem = "the peak memory of orthros 16 cannot be measured: exit code -9, killed"
+    assert orthros["seconds"] > 0
+    assert (orthros["peak_growth_mib"], orthros["peak_over_cache"]) == (None, None)
+    assert orthros["peak_memory_problem"] == problem
+    assert f"LEFT OUT: {problem}\n" in capsys.readouterr().out
+
+
 def test_the_peak_of_one_prefill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ["--output", str(tmp_path / "x.json"), *QUICK]
     assert prefill.main([*common, "--peak-of", "orthros:16384"]) == 0
@@ -81,6 +104,8 @@ def test_the_peak_of_one_prefill(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (("--lengths", "a"), "not a list of whole numbers"),
         (("--peak-of", "orthros"), "not an arm and a length such as orthros:4096"),
         (("--repeats", "0"), "must be at least 1"),
+        (("--arms", "orthros", "--peak-of", "llama:1024"), "llama:1024 is none of what --arms and --lengths name"),
+        (("--peak-of", "llama:17"), "llama:17 is none of what --arms and --lengths name"),
     ],
 )
 def test_bad_input(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:

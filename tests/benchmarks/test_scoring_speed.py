@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from benchmarks import scoring_speed
 from benchmarks.scoring_speed import harness_flops, judge, long_requests, plan_flops
 from orthros_train.data.tokenizers import ByteTokenizer
+from orthros_train.errors import InputError
 from orthros_train.model.flops import decode_flops, forward_flops
 from tests.evaluation.test_data_sources import Rows
 from tests.evaluation.tiny_models import save_llama, tiny_orthros
@@ -80,9 +81,37 @@ def test_speedups_are_of_wall_time_and_paired_by_round(monkeypatch: pytest.Monke
     assert [each["processor_speedup"] for each in records] == [1.0, 1.0, 2.0]
     assert [each["over_peer"] for each in records] == [1.0, 0.5, 0.25]
     assert records[2]["all_over_peer"] == [0.25] * 3
+    assert records[2]["all_speedup"] == [4.0] * 3
+    assert records[2]["all_processor_speedup"] == [2.0] * 3
+    assert records[2]["all_share"] == [4.0 / records[2]["flop_ratio"]] * 3
     for each in records:
         assert each["share"] == each["speedup"] / each["flop_ratio"]
         assert each["processor_share"] == each["processor_speedup"] / each["flop_ratio"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--device", "bogus"), "device 'bogus' is not known; give cpu"),
+        (("--device", "cuda"), "torch sees no CUDA device; use --device cpu"),
+        (("--model", "/nonexistent"), "/nonexistent is not a folder"),
+        (("--model", "."), "holds no config.json"),
+        (("--least-share", "nan"), "must be a finite number that is not negative"),
+    ],
+)
+def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], message: str) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message):
+        scoring_speed.main(["--output", "x.json", *arguments])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_model_is_one_line(tmp_path: Path) -> None:
+    folder = save_llama(tmp_path / "llama")
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(InputError, match="cannot load the model in"):
+        scoring_speed.main(["--output", str(tmp_path / "x.json"), "--model", str(folder)])
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

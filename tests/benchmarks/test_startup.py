@@ -74,6 +74,12 @@ def test_a_command_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         startup.main(["--output", str(tmp_path / "x.json"), "--only", "nothing"])
 
 
+@pytest.mark.parametrize("limit", ["nan", "inf", "-1", "fast"])
+def test_a_limit_that_nothing_exceeds_is_none(limit: str) -> None:
+    with pytest.raises(InputError, match=r"must be a finite number that is not negative|'fast' is not a number"):
+        startup.build_parser().parse_args(["--output", "x", "--limit", limit])
+
+
 @pytest.mark.evidence
 def test_every_command_answers(tmp_path: Path) -> None:
     assert startup.main(["--output", str(tmp_path / "x.json"), "--only=--help", "--repeats", "1"]) == 0

@@ -15,8 +15,10 @@ from benchmarks import training_step
 from benchmarks.training_step import batch_for, build_parser, case_names, flops_of, for_llama, step_call, step_calls
 from evaluation.benchmarking.models import arm_configs, build_arms
 from orthros_train.errors import InputError
+from orthros_train.model import OrthrosForCausalLM
 from orthros_train.model.flops import training_flops
 from orthros_train.training import compilation
+from orthros_train.training import optimizer as optimizers
 from tests.benchmarks.shapes import QUICK
 from tests.model.tiny import assert_close
 
@@ -105,6 +107,30 @@ def test_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(compiled) == 2
 
 
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_a_peak_is_not_the_compilers(monkeypatch: pytest.MonkeyPatch, steps_before: int) -> None:
+    """What is compiled runs once before, and leaves neither gradients nor the optimizer's moments."""
+    monkeypatch.setattr(compilation, "compile_layers", lambda model, device: None)
+    forward, models = OrthrosForCausalLM.forward, []
+
+    def counted(model: OrthrosForCausalLM, **inputs: Any) -> Any:
+        models.append(model)
+        return forward(model, **inputs)
+
+    monkeypatch.setattr(OrthrosForCausalLM, "forward", counted)
+    made: list[torch.optim.Optimizer] = []
+    build = optimizers.build_optimizer
+    monkeypatch.setattr(optimizers, "build_optimizer", lambda *given: made.append(build(*given)) or made[-1])
+    given = options("--optimizer", "--peak-of", "orthros pt", *["--compile"] * steps_before)
+    call = step_calls(["orthros pt"], arm_configs(given, 64, gradients=True), given)[0]["orthros pt"]
+    assert len(models) == steps_before
+    assert not made[0].state
+    assert all(parameter.grad is None for model in models for parameter in model.parameters())
+    call()
+    assert len(models) == steps_before + 1
+    assert made[0].state
+
+
 @pytest.mark.evidence
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler")
 def test_a_compiled_step_is_timed(tmp_path: Path) -> None:
@@ -144,6 +170,30 @@ def test_packed_rows_and_their_peaks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert records["orthros pt"]["mfu_exact"] is None
 
 
+def test_times_stay_where_a_peak_cannot_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def child(command: list[str], what: str) -> float:
+        raise InputError(f"{what} cannot be measured: exit code -9, killed")
+
+    monkeypatch.setattr("evaluation.benchmarking.peak_memory.in_own_process", child)
+    output = tmp_path / "step.json"
+    given = ["--uses", "pt", "--arms", "orthros", "--peak-memory"]
+    assert training_step.main(["--output", str(output), *SMALL, *given]) == 1
+    (record,) = json.loads(output.read_text())["records"]
+    assert record["seconds"] > 0
+    assert record["peak_growth_mib"] is None
+    assert record["peak_memory_problem"] == "the peak memory of orthros pt cannot be measured: exit code -9, killed"
+    assert f"LEFT OUT: {record['peak_memory_problem']}\n" in capsys.readouterr().out
+
+
+def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy is one that this command has."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(InputError, match="name it in CXX, or leave --compile out"):
+        run(tmp_path, "--compile")
+
+
 def test_the_peak_of_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Logits are held only where that is asked for."""
     big = ["--length", "4096", "--vocabulary", "12000", "--peak-of", "transformer pt"]
@@ -162,6 +212,7 @@ def test_the_peak_of_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     [
         (("--answer-share", "0"), "give a share above 0 and at most 1"),
         (("--length", "3", "--conversations", "4"), "--conversations must be at most --length"),
+        (("--peak-tflops", "0"), "must be a finite number above 0"),
         (("--uses", "pt,rl"), "not a list of pt, sft"),
         (("--compile", "--recompute"), "--compile and --recompute exclude each other"),
         (("--peak-of", "orthros rl"), "'orthros rl' is none of transformer pt"),

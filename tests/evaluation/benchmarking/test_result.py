@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,29 @@ def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
         read_results(path)
     with pytest.raises(InputError, match="absent"):
         read_results(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ("a", "record 2 is no object"),
+        ({"seconds": 1.0}, "record 2 has no name"),
+        ({"case": ["a"]}, "record 2 has no name"),
+        ({"case": "a", "seconds": "fast"}, r"record 2 \(a\) has seconds 'fast', which is no finite number"),
+        ({"case": "a", "share": True}, "has share True"),
+        ({"case": "a", "over_peer": float("nan")}, "has over_peer nan"),
+        ({"case": "a", "seconds": 1.0, "all_seconds": [None, 1]}, "has all_seconds .*, which is no list of finite"),
+        ({"case": "a", "seconds": 1.0, "all_seconds": 1.0}, "has all_seconds 1.0"),
+    ],
+)
+def test_a_damaged_record_is_refused(tmp_path: Path, record: Any, message: str) -> None:
+    path, good = tmp_path / "x.json", {"case": "good", "seconds": 1, "speedup": None, "all_seconds": None}
+    content = {"benchmark": "x", "settings": {}, "machine": {}}
+    path.write_text(json.dumps({**content, "records": [good]}))
+    assert read_results(path)["records"] == [good]
+    path.write_text(json.dumps({**content, "records": [good, record]}))
+    with pytest.raises(InputError, match=message):
+        read_results(path)
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
