@@ -18,8 +18,9 @@ from matplotlib.figure import Figure
 from evaluation.bootstrap import Difference, mean_difference, paired_difference, ratio_difference
 from evaluation.files import plain_json, write_output
 from evaluation.html_page import table, write_report
+from evaluation.left_out import left_out_lines, listed
 from evaluation.paper import SUITE_ROWS
-from evaluation.run_pairs import listed, paired_values, unlike_settings, unlike_tasks
+from evaluation.run_pairs import paired_values, unlike_settings, unlike_tasks
 from evaluation.suite_plots import differences, score_bars
 from evaluation.suite_report import show
 from evaluation.suite_scores import SuiteScore, TaskScore, suite_score
@@ -91,6 +92,7 @@ def _compare_suite(
         "scores": {name: _shared_score(tasks[name], records[name], shared, about["has_mean"]) for name in runs},
         "in_mean": in_mean if about["has_mean"] else [],
         "not_scored": sorted(set(every) - set(scored)),
+        "left_out": {name: _reasons(runs[name], [task for task, _ in tasks[name]]) for name in runs},
         "not_paired": sorted(set(scored) - set(shared)),
         "settings": unlike_settings(runs),
         "unlike": unlike_tasks(scored, records),
@@ -99,6 +101,11 @@ def _compare_suite(
             for other in others
         },
     }
+
+
+def _reasons(run: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, str]:
+    """Why some of a suite's tasks were left out of a run."""
+    return {task: reason for task, reason in run["orthros"].get("left_out", {}).items() if task in tasks}
 
 
 def _shared_score(
@@ -191,11 +198,13 @@ def markdown(comparison: Mapping[str, Any], names: Sequence[str]) -> tuple[str, 
         *dict.fromkeys(line for content in comparison.values() for line in content["settings"]),
     ]
     for suite, content in comparison.items():
-        parts += [f"## {content['title']}", _table(content, names), *content["unlike"], *_left_out(content)]
-        if paper := SUITE_ROWS.get(content["paper"] or ""):
-            parts.append(f"The row paper is {paper.origin}; each run's column has its arm's figure.")
         shares: dict[str, SuiteScore] = content["scores"]
-        if all(score.is_share for each in shares.values() for score in each.tasks):
+        scored = any(each.tasks for each in shares.values())
+        parts += [f"## {content['title']}", *([_table(content, names)] if scored else ["Nothing was scored."])]
+        parts += [*content["unlike"], *_left_out(content)]
+        if scored and (paper := SUITE_ROWS.get(content["paper"] or "")):
+            parts.append(f"The row paper is {paper.origin}; each run's column has its arm's figure.")
+        if scored and all(score.is_share for each in shares.values() for score in each.tasks):
             figures[f"{suite}-scores"] = score_bars(shares)
             parts.append(f"![Scores](plots/{suite}-scores.png)")
             for number, other in enumerate(names[1:], start=1):
@@ -212,8 +221,18 @@ def _left_out(content: Mapping[str, Any]) -> list[str]:
     if others := content["not_paired"]:
         mean = " and no part in the mean" if content["in_mean"] else ""
         lines.append(f"The runs have no document in common, so there is no difference{mean}: {listed(others)}.")
-    if content["in_mean"] and (others := content["not_scored"]):
-        lines.append(f"The mean is over the tasks that all runs scored; others: {listed(others)}.")
+    if others := content["not_scored"]:
+        said = (
+            "The mean is over the tasks that all runs scored; others"
+            if content["in_mean"]
+            else "Not scored by all runs"
+        )
+        lines.append(f"{said}: {listed(others)}.")
+    by_line: dict[str, list[str]] = {}
+    for run, reasons in content["left_out"].items():
+        for line in left_out_lines(reasons):
+            by_line.setdefault(line, []).append(run)
+    lines += [f"{', '.join(runs)}: {line}" for line, runs in by_line.items()]
     return lines
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from evaluation.html_page import table, write_report
+from evaluation.left_out import left_out_lines, listed
 from evaluation.paper import SUITE_ROWS
-from evaluation.run_pairs import listed
 from evaluation.suite_plots import score_bars
 from evaluation.suite_scores import SuiteScore, TaskScore, suite_score
 
@@ -50,6 +50,7 @@ def write_suite_report(results: Mapping[str, Any], folder: Path) -> str:
     ]
     if model["limit"]:
         parts.append(f"With a limit of {model['limit']} documents these are checks of the machinery, not benchmarks.")
+    parts += left_out_lines(results["orthros"].get("left_out", {}))
     for name, score in scores.items():
         parts.append(_suite_section(results["orthros"]["suites"][name], score))
         if score.tasks and all(task.is_share for task in score.tasks):
@@ -62,6 +63,8 @@ def write_suite_report(results: Mapping[str, Any], folder: Path) -> str:
 
 
 def _suite_section(suite: Mapping[str, Any], score: SuiteScore) -> str:
+    if not score.tasks:
+        return "\n\n".join([f"## {suite['title']}", "Nothing of this suite was scored.", *_left_out(score)])
     rows = [
         [
             task.task,

@@ -425,6 +425,28 @@ def test_generated_long_texts(long_model: Path, data: Path, tmp_path: Path) -> N
     assert "the scores are not RULER's" in (tmp_path / "report.md").read_text()
 
 
+def test_what_was_left_out_is_told_with_its_reason(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, for all tasks that it holds for; a suite without scores has neither table nor plot."""
+    arguments = ("--suite", "long", "--lengths", "300", "--tasks", "piqa", "--limit", "1")
+    evaluate(model, data, tmp_path / "out", *arguments)
+    said = "Not scored: long_single_300, long_multikey_300, long_multivalue_300, long_multiquery_300: it takes "
+    text = (tmp_path / "out" / "report.md").read_text()
+    for place in (text, capsys.readouterr().out):
+        assert place.count(said) == 1
+        assert place.count("it takes 300 tokens, and the model reads 256") == 1
+    section = text[text.index("## Long contexts, 300 tokens") : text.index("## Single tasks")]
+    assert "Nothing of this suite was scored.\n\nLeft out: long_single_300" in section
+    assert "|" not in section
+    assert [plot.name for plot in (tmp_path / "out" / "plots").iterdir()] == ["tasks.png"]
+    assert report.main([str(tmp_path / "out"), "--output", str(tmp_path / "compared")]) == 0
+    compared = (tmp_path / "compared" / "comparison.md").read_text()
+    assert "Nothing was scored.\n\nNot scored by all runs: long_multikey_300" in compared
+    assert f"out: {said}" in compared
+    assert [plot.name for plot in (tmp_path / "compared" / "plots").iterdir()] == ["tasks-scores.png"]
+
+
 def test_a_llama_folder_goes_through_the_same_command(data: Path, tmp_path: Path) -> None:
     llama = save_llama(tmp_path / "llama")
     results = evaluate(llama, data, tmp_path / "t", "--tasks", "piqa")
