@@ -35,11 +35,10 @@ from evaluation.model_folder import is_out_of_memory
 from evaluation.model_source import EvaluatedModel, load_evaluated_model, settled_source
 from evaluation.ranks import from_rank_0, join_ranks, own_device
 from evaluation.scoring import CHUNK_SIZE, BatchLimit, Scorer
+from evaluation.suites.task_card import DEFAULT_NEW_TOKENS
 from evaluation.text_tokens import encode, prefix_token, whole_text
 from orthros_train.data.progress import Progress
 from orthros_train.errors import InputError
-
-DEFAULT_NEW_TOKENS = 256
 
 
 @register_model("orthros")
@@ -335,9 +334,11 @@ class OrthrosLM(TemplateLM):
         stops = handle_stop_sequences(until, eos=self.tokenizer.decode([self.eot_token_id]))
         room = self.max_length - new_tokens
         if room < 1:
+            can_be_set = self.max_length < int(self.model.config.max_position_embeddings)
             raise InputError(
-                f"{new_tokens} new tokens leave no room for a prompt within {self.max_length}; set --max-length or "
-                "choose tasks with shorter answers"
+                f"{new_tokens} new tokens leave no room for a prompt within {self.max_length}; "
+                + ("set a greater --max-length or " if can_be_set else "")
+                + "choose tasks with shorter answers"
             )
         texts = continue_prompts(
             self.model,

@@ -348,7 +348,8 @@ def _too_long(card: TaskCard, setting: TaskSetting) -> str | None:
     """Why a model of the setting's length cannot be asked, if it cannot."""
     if card.tokens is None or setting.max_length is None or card.tokens <= setting.max_length:
         return None
+    shorter = "ask for smaller --lengths, or " if card.name.startswith("long_") else ""
     return (
-        f"it takes {card.tokens:,} tokens, and the model reads {setting.max_length:,}; ask for smaller --lengths, or "
-        "evaluate a model with more positions"
+        f"it takes {card.tokens:,} tokens, and the model reads {setting.max_length:,}; {shorter}evaluate a model with "
+        "more positions"
     )

@@ -447,6 +447,18 @@ def test_what_was_left_out_is_told_with_its_reason(
     assert [plot.name for plot in (tmp_path / "compared" / "plots").iterdir()] == ["tasks-scores.png"]
 
 
+def test_what_a_model_is_too_short_for_does_not_end_the_evaluation(model: Path, data: Path, tmp_path: Path) -> None:
+    """GSM8K's answers are as long as this model's positions."""
+    results = evaluate(model, data, tmp_path / "out", "--tasks", "piqa,gsm8k", "--limit", "1")
+    assert set(results["results"]) == {"piqa"}
+    reason = "it takes 257 tokens, and the model reads 256; evaluate a model with more positions"
+    assert results["orthros"]["left_out"] == {"gsm8k": reason}
+    with pytest.raises(InputError, match="no task is left: recall_fda_512: it takes 49 tokens, and the model reads 48"):
+        evaluate(model, data, tmp_path / "out", "--tasks", "recall_fda_512", "--max-length", "48")
+    short = ("--tasks", "recall_fda_512", "--max-length", "49", "--limit", "1")
+    assert set(evaluate(model, data, tmp_path / "out", *short)["results"]) == {"recall_fda_512"}
+
+
 def test_a_llama_folder_goes_through_the_same_command(data: Path, tmp_path: Path) -> None:
     llama = save_llama(tmp_path / "llama")
     results = evaluate(llama, data, tmp_path / "t", "--tasks", "piqa")
@@ -539,6 +551,15 @@ def test_single_tasks_make_use_of_their_suites_options(
     assert set(results["results"]) == {"text_book"}
     long = ("--tasks", "long_single_600", "--lengths", "600", "--documents", "2", "--max-length", "700")
     assert evaluate(long_model, data, tmp_path / "b", *long)["n-samples"]["long_single_600"]["original"] == 2
+
+
+def test_wikitext_is_known_besides_texts(tmp_path: Path) -> None:
+    text = tmp_path / "book.txt"
+    text.write_text("the cat sat on the mat", encoding="utf-8")
+    cards = find_tasks(["wikitext", "text_book"], SuiteOptions(texts=[text]))
+    assert [card.name for card in cards] == ["wikitext", "text_book"]
+    (suite,) = find_suites(["perplexity"], SuiteOptions(texts=[text]))
+    assert [card.name for card in suite.cards] == ["text_book"]
 
 
 def test_sinks_without_a_window_are_refused(data: Path, tmp_path: Path) -> None:
