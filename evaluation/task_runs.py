@@ -254,9 +254,11 @@ def _stored_record(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{path} is not JSON ({error}); remove it and run again") from error
+    if not isinstance(record, dict):
+        raise InputError(f"{path} is no record of a task; remove it and run again")
     same = record.get("key") == json.loads(json.dumps(key, default=str))
     return record if same else None
 

@@ -601,6 +601,38 @@ def test_a_place_that_cannot_be_written_is_found_before_the_model_is_read(place:
         run.main(["--model", "absent", "--tasks", "piqa", "--output", str(output)])
 
 
+@pytest.mark.parametrize(
+    ("place", "is_folder"),
+    [
+        ("tasks", False),
+        ("samples", False),
+        ("plots", False),
+        ("tasks/piqa.json", True),
+        ("samples/piqa.jsonl", True),
+        ("plots/tasks.png", True),
+        ("report.md", True),
+        ("report.html", True),
+    ],
+)
+def test_what_stands_in_the_outputs_way_is_found_before_the_model_is_read(
+    place: str, is_folder: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "out" / place
+    path.parent.mkdir(parents=True)
+    path.mkdir() if is_folder else path.write_text("")
+    said = f"{place} is a {'folder' if is_folder else 'file'}, where a .* remove it, or give another --output"
+    with pytest.raises(InputError, match=said):
+        run.main(["--model", "absent", "--tasks", "piqa", "--output", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize(("content", "said"), [("[]", "is no record of a task"), ("{", "is not JSON")])
+def test_a_record_that_is_none_is_refused(content: str, said: str, model: Path, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "piqa.json").write_text(content)
+    with pytest.raises(InputError, match=rf"piqa\.json {said}.*; remove it and run again"):
+        evaluate(model, data, tmp_path, "--tasks", "piqa")
+
+
 @pytest.mark.parametrize("names", [("a/book.txt", "b/book.txt"), ("a/The Book.txt", "a/the-book.md"), ("a/b.txt",) * 2])
 def test_texts_that_would_share_a_name_are_refused(names: tuple[str, str], tmp_path: Path) -> None:
     texts = [tmp_path / name for name in names]
