@@ -20,6 +20,7 @@ from evaluation.files import plain_json, write_output
 from evaluation.html_page import table, write_report
 from evaluation.left_out import left_out_lines, listed
 from evaluation.paper import SUITE_ROWS
+from evaluation.results_file import read_results
 from evaluation.run_pairs import paired_values, unlike_settings, unlike_tasks
 from evaluation.suite_plots import differences, score_bars
 from evaluation.suite_report import show
@@ -44,24 +45,6 @@ def build_parser() -> CommandParser:
     parser.add_argument("--names", nargs="+", metavar="NAME", help="of the runs in tables; default: their folders'")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write comparison.json, .md, .html and plots there")
     return parser
-
-
-def read_results(folder: Path) -> dict[str, Any]:
-    """results.json of an evaluation; raises InputError where there is none that this project wrote."""
-    path = folder / "results.json" if folder.is_dir() else folder
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}); name the output folder of an evaluation"
-        ) from error
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
-    ours = content.get("orthros") if isinstance(content, dict) else None
-    if not isinstance(ours, dict) or not all(isinstance(ours.get(part), dict) for part in ("suites", "records")):
-        raise InputError(f"{path} was not written by python -m evaluation.run; its documents' scores are not there")
-    found: dict[str, Any] = content
-    return found
 
 
 def compare(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
