@@ -8,6 +8,7 @@ Only documents that both runs answered, told by their hash, enter a difference; 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from evaluation.paper import SUITE_ROWS
 from evaluation.results_file import read_results
 from evaluation.run_pairs import paired_values, unlike_settings, unlike_tasks
 from evaluation.suite_plots import differences, score_bars
-from evaluation.suite_report import show
+from evaluation.suite_report import not_finite_lines, show
 from evaluation.suite_scores import SuiteScore, TaskScore, suite_score
 from orthros_train.command_line import CommandParser, run_command
 from orthros_train.errors import InputError
@@ -184,6 +185,7 @@ def markdown(comparison: Mapping[str, Any], names: Sequence[str]) -> tuple[str, 
         shares: dict[str, SuiteScore] = content["scores"]
         scored = any(each.tasks for each in shares.values())
         parts += [f"## {content['title']}", *([_table(content, names)] if scored else ["Nothing was scored."])]
+        parts += [f"{name}: {line}" for name in names for line in not_finite_lines(shares[name])]
         parts += [*content["unlike"], *_left_out(content)]
         if scored and (paper := SUITE_ROWS.get(content["paper"] or "")):
             parts.append(f"The row paper is {paper.origin}; each run's column has its arm's figure.")
@@ -221,7 +223,7 @@ def _left_out(content: Mapping[str, Any]) -> list[str]:
 
 def _difference_figure(tasks: Mapping[str, Mapping[str, Any]]) -> Figure | None:
     """Of the tasks whose difference has an interval, in points; None without any."""
-    found = {task: each for task, each in tasks.items() if each["low"] is not None}
+    found = {task: each for task, each in tasks.items() if each["low"] is not None and math.isfinite(each["value"])}
     rows = [(100 * each["value"], 100 * each["low"], 100 * each["high"]) for each in found.values()]
     return differences(list(found), rows) if found else None
 
@@ -254,7 +256,7 @@ def _paper_cells(figures: Sequence[float | None]) -> list[str]:
 
 def _show_difference(found: Mapping[str, Any] | None, scored: int = 0) -> str:
     """A cell; with the number of its documents if that is below `scored`."""
-    if found is None:
+    if found is None or math.isnan(found["value"]):
         return "–"
     scale, digits, unit = (1, 4, f" {found['unit']}") if "unit" in found else (100, 2, "")
     interval = mark = ""

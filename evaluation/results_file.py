@@ -35,6 +35,7 @@ class _Record(BaseModel):
     results: dict[str, Any]
     documents: list[_Document]
     truncated: int
+    not_finite: int = 0
     higher_is_better: bool
 
     @model_validator(mode="after")

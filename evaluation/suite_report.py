@@ -32,6 +32,8 @@ def show(score: TaskScore | None, value: float | None = None) -> str:
     if score is None:
         return "–"
     number = score.value if value is None else value
+    if math.isnan(number):
+        return "NaN"
     if math.isinf(number):
         return "∞"
     return f"{100 * number:.2f}" if score.is_share else f"{number:.4f}"
@@ -88,6 +90,7 @@ def _suite_section(suite: Mapping[str, Any], score: SuiteScore) -> str:
     if paper is not None:
         lines.append(f"The rows marked paper are {paper.origin}.")
     lines += _left_out(score)
+    lines += not_finite_lines(score)
     cut = [f"{task.task} {task.truncated:,}" for task in score.tasks if task.truncated]
     if cut:
         lines.append(
@@ -96,6 +99,18 @@ def _suite_section(suite: Mapping[str, Any], score: SuiteScore) -> str:
     if suite["note"]:
         lines.append(suite["note"])
     return "\n\n".join(lines)
+
+
+def not_finite_lines(score: SuiteScore) -> list[str]:
+    """That some scores mean nothing, if the model gave no numbers to score by."""
+    broken = [f"{task.task} {task.not_finite:,}" for task in score.tasks if task.not_finite]
+    if not broken:
+        return []
+    return [
+        "**Requests whose log-likelihood is NaN or infinite, which makes the score meaningless**: "
+        + ", ".join(broken)
+        + "."
+    ]
 
 
 def _left_out(score: SuiteScore) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from orthros_train.errors import InputError
 from orthros_train.training.run_folder import git_commit
 from tests.distributed import run_distributed
 from tests.evaluation.test_data_sources import PIQA_ROWS, Rows
-from tests.evaluation.tiny_models import save_llama, save_merging_tokenizer, save_orthros
+from tests.evaluation.tiny_models import save_llama, save_merging_tokenizer, save_orthros, tiny_orthros
 from tools.mirror_datasets import mirror
 
 PAGE = {"page": " = Title = \n\n The cat , it sat . \n"}
@@ -457,6 +458,31 @@ def test_what_a_model_is_too_short_for_does_not_end_the_evaluation(model: Path, 
         evaluate(model, data, tmp_path / "out", "--tasks", "recall_fda_512", "--max-length", "48")
     short = ("--tasks", "recall_fda_512", "--max-length", "49", "--limit", "1")
     assert set(evaluate(model, data, tmp_path / "out", *short)["results"]) == {"recall_fda_512"}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of NaN
+def test_a_model_that_gives_no_numbers_is_reported_so(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tiny_orthros().float()
+    with torch.no_grad():
+        broken.lm_head.weight.fill_(math.nan)
+    place = Path(shutil.copytree(model, tmp_path / "nan"))
+    broken.save_pretrained(place)
+    results = evaluate(place, data, tmp_path / "broken", "--tasks", "piqa,wikitext")
+    assert [record["not_finite"] for record in results["orthros"]["records"].values()] == [12, 2]
+    said = "which makes the score meaningless**: piqa 12, wikitext 2."
+    assert said in (tmp_path / "broken" / "report.md").read_text()
+    assert said in capsys.readouterr().out
+    results = evaluate(model, data, tmp_path / "whole", "--tasks", "piqa,wikitext")
+    assert [record["not_finite"] for record in results["orthros"]["records"].values()] == [0, 0]
+    assert "meaningless" not in (tmp_path / "whole" / "report.md").read_text()
+    capsys.readouterr()
+    assert report.main([str(tmp_path / "whole"), str(tmp_path / "broken"), "--output", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    assert "broken: **Requests whose log-likelihood is NaN or infinite" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("| wikitext |")]
+    assert row.endswith("| NaN | – |")
 
 
 def test_a_llama_folder_goes_through_the_same_command(data: Path, tmp_path: Path) -> None:
