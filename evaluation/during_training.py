@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.files import write_output
+from evaluation.left_out import left_out_lines
 from evaluation.model_folder import load_folder_tokenizer
 from evaluation.run import evaluate_suites
 from evaluation.suites.catalog import Suite, SuiteOptions, find_suites
@@ -88,8 +89,12 @@ class RunSuites:
         datasets.disable_progress_bars()  # every rank would show its own
         self._suites, self._setting, self._skip_unavailable = suites, setting, skip_unavailable
         cards = {card.name: card for suite in suites for card in suite.cards}
-        for card in require_data(list(cards.values()), setting, skip_unavailable)[0]:
+        present, missing = require_data(list(cards.values()), setting, skip_unavailable)
+        for card in present:
             card.build(setting)  # loads what it needs
+        if os.environ.get("RANK", "0") == "0":  # all ranks open their suites; one tells
+            for line in left_out_lines(missing):
+                print(f"evaluation.suites: {line}", flush=True)
 
     def __call__(
         self, model: OrthrosForCausalLM, folder: Path, give_up: Callable[[], bool] = lambda: False

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from markdown_it import MarkdownIt
 
-from evaluation.files import write_output
+from evaluation.files import require_places, write_output
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,6 +63,7 @@ def write_report(folder: Path, stem: str, title: str, text: str, figures: Mappin
     """
     from evaluation import plots  # noqa: PLC0415 (imports matplotlib)
 
+    require_places(folder / "plots" / f"{name}.png" for name in figures)
     for name, figure in figures.items():
         plots.save_png(figure, folder / "plots" / f"{name}.png")
     markdown, page = folder / f"{stem}.md", folder / f"{stem}.html"

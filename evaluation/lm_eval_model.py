@@ -10,6 +10,7 @@ truncation is from the left.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,11 +36,10 @@ from evaluation.model_folder import is_out_of_memory
 from evaluation.model_source import EvaluatedModel, load_evaluated_model, settled_source
 from evaluation.ranks import from_rank_0, join_ranks, own_device
 from evaluation.scoring import CHUNK_SIZE, BatchLimit, Scorer
+from evaluation.suites.task_card import DEFAULT_NEW_TOKENS
 from evaluation.text_tokens import encode, prefix_token, whole_text
 from orthros_train.data.progress import Progress
 from orthros_train.errors import InputError
-
-DEFAULT_NEW_TOKENS = 256
 
 
 @register_model("orthros")
@@ -110,8 +110,9 @@ class OrthrosLM(TemplateLM):
         self._asked_to_give_up = give_up
         self.gave_up = False
         self.truncated: Counter[str] = Counter()  # requests of each task that did not fit into max_length
+        self.not_finite: Counter[str] = Counter()  # requests of each task whose log-likelihood is no finite number
         self._asked: Sequence[Instance] = ()  # the requests at hand
-        self._counted: set[int] = set()  # ids of those that are in `truncated`
+        self._counted: set[tuple[int, int]] = set()  # ids of a counter and of a request that is in it
 
     def _checked_length(self, max_length: int | None) -> int:
         positions = int(self.model.config.max_position_embeddings)
@@ -229,19 +230,26 @@ class OrthrosLM(TemplateLM):
                 )
             excess = len(context) + len(continuation) - (self.max_length + 1)
             if excess > 0:
-                self._count_truncated(self._asked[index])
+                self._count(self.truncated, self._asked[index])
             pairs.append((context[max(excess, 0) :], continuation))
         results = self._score(pairs)
+        self._count_not_finite([value for value, _ in results])
         for (key, _, _), result in zip(requests, results, strict=True):
             if key is not None:
                 self.cache_hook.add_partial("loglikelihood", key, result)
         return results
 
-    def _count_truncated(self, request: Instance) -> None:
+    def _count(self, counter: Counter[str], request: Instance) -> None:
         """Count a request once: the harness repeats a rank's last one until all ranks have the same number."""
-        if id(request) not in self._counted:
-            self._counted.add(id(request))
-            self.truncated[request.task_name or ""] += 1
+        if (id(counter), id(request)) not in self._counted:
+            self._counted.add((id(counter), id(request)))
+            counter[request.task_name or ""] += 1
+
+    def _count_not_finite(self, values: Sequence[float]) -> None:
+        """Count those of the requests at hand whose log-likelihood among `values` is NaN or infinite."""
+        for request, value in zip(self._asked, values, strict=True):
+            if not math.isfinite(value):
+                self._count(self.not_finite, request)
 
     def _give_up(self) -> bool:
         self.gave_up = self.gave_up or (self._asked_to_give_up is not None and self._asked_to_give_up())
@@ -260,6 +268,7 @@ class OrthrosLM(TemplateLM):
 
         The prefix token is context, once: where the tokenizer adds BOS, lm-eval's `hf` predicts that BOS from another.
         """
+        self._asked, self._counted = requests, set()
         windows: list[tuple[list[int], list[int]]] = []
         counts = []
         for request in requests:
@@ -270,6 +279,7 @@ class OrthrosLM(TemplateLM):
             counts.append(len(disjoint))
         scores = iter(self._score(windows))
         sums = [sum(next(scores)[0] for _ in range(count)) for count in counts]
+        self._count_not_finite(sums)
         for request, value in zip(requests, sums, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, value)
         return sums
@@ -335,9 +345,11 @@ class OrthrosLM(TemplateLM):
         stops = handle_stop_sequences(until, eos=self.tokenizer.decode([self.eot_token_id]))
         room = self.max_length - new_tokens
         if room < 1:
+            can_be_set = self.max_length < int(self.model.config.max_position_embeddings)
             raise InputError(
-                f"{new_tokens} new tokens leave no room for a prompt within {self.max_length}; set --max-length or "
-                "choose tasks with shorter answers"
+                f"{new_tokens} new tokens leave no room for a prompt within {self.max_length}; "
+                + ("set a greater --max-length or " if can_be_set else "")
+                + "choose tasks with shorter answers"
             )
         texts = continue_prompts(
             self.model,
@@ -350,7 +362,7 @@ class OrthrosLM(TemplateLM):
         )
         for index in batch:
             if len(prompts[index]) > room:
-                self._count_truncated(requests[index])
+                self._count(self.truncated, requests[index])
         return [postprocess_generated_text(text, stops, None) for text in texts]
 
     def get_model_info(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Only documents that both runs answered, told by their hash, enter a difference; 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,10 +19,12 @@ from matplotlib.figure import Figure
 from evaluation.bootstrap import Difference, mean_difference, paired_difference, ratio_difference
 from evaluation.files import plain_json, write_output
 from evaluation.html_page import table, write_report
+from evaluation.left_out import left_out_lines, listed
 from evaluation.paper import SUITE_ROWS
-from evaluation.run_pairs import listed, paired_values, unlike_settings, unlike_tasks
+from evaluation.results_file import read_results
+from evaluation.run_pairs import paired_values, unlike_settings, unlike_tasks
 from evaluation.suite_plots import differences, score_bars
-from evaluation.suite_report import show
+from evaluation.suite_report import not_finite_lines, show
 from evaluation.suite_scores import SuiteScore, TaskScore, suite_score
 from orthros_train.command_line import CommandParser, run_command
 from orthros_train.errors import InputError
@@ -43,24 +46,6 @@ def build_parser() -> CommandParser:
     parser.add_argument("--names", nargs="+", metavar="NAME", help="of the runs in tables; default: their folders'")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write comparison.json, .md, .html and plots there")
     return parser
-
-
-def read_results(folder: Path) -> dict[str, Any]:
-    """results.json of an evaluation; raises InputError where there is none that this project wrote."""
-    path = folder / "results.json" if folder.is_dir() else folder
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}); name the output folder of an evaluation"
-        ) from error
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
-    ours = content.get("orthros") if isinstance(content, dict) else None
-    if not isinstance(ours, dict) or not all(isinstance(ours.get(part), dict) for part in ("suites", "records")):
-        raise InputError(f"{path} was not written by python -m evaluation.run; its documents' scores are not there")
-    found: dict[str, Any] = content
-    return found
 
 
 def compare(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -91,6 +76,7 @@ def _compare_suite(
         "scores": {name: _shared_score(tasks[name], records[name], shared, about["has_mean"]) for name in runs},
         "in_mean": in_mean if about["has_mean"] else [],
         "not_scored": sorted(set(every) - set(scored)),
+        "left_out": {name: _reasons(runs[name], [task for task, _ in tasks[name]]) for name in runs},
         "not_paired": sorted(set(scored) - set(shared)),
         "settings": unlike_settings(runs),
         "unlike": unlike_tasks(scored, records),
@@ -99,6 +85,11 @@ def _compare_suite(
             for other in others
         },
     }
+
+
+def _reasons(run: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, str]:
+    """Why some of a suite's tasks were left out of a run."""
+    return {task: reason for task, reason in run["orthros"].get("left_out", {}).items() if task in tasks}
 
 
 def _shared_score(
@@ -191,11 +182,14 @@ def markdown(comparison: Mapping[str, Any], names: Sequence[str]) -> tuple[str, 
         *dict.fromkeys(line for content in comparison.values() for line in content["settings"]),
     ]
     for suite, content in comparison.items():
-        parts += [f"## {content['title']}", _table(content, names), *content["unlike"], *_left_out(content)]
-        if paper := SUITE_ROWS.get(content["paper"] or ""):
-            parts.append(f"The row paper is {paper.origin}; each run's column has its arm's figure.")
         shares: dict[str, SuiteScore] = content["scores"]
-        if all(score.is_share for each in shares.values() for score in each.tasks):
+        scored = any(each.tasks for each in shares.values())
+        parts += [f"## {content['title']}", *([_table(content, names)] if scored else ["Nothing was scored."])]
+        parts += [f"{name}: {line}" for name in names for line in not_finite_lines(shares[name])]
+        parts += [*content["unlike"], *_left_out(content)]
+        if scored and (paper := SUITE_ROWS.get(content["paper"] or "")):
+            parts.append(f"The row paper is {paper.origin}; each run's column has its arm's figure.")
+        if scored and all(score.is_share for each in shares.values() for score in each.tasks):
             figures[f"{suite}-scores"] = score_bars(shares)
             parts.append(f"![Scores](plots/{suite}-scores.png)")
             for number, other in enumerate(names[1:], start=1):
@@ -212,14 +206,24 @@ def _left_out(content: Mapping[str, Any]) -> list[str]:
     if others := content["not_paired"]:
         mean = " and no part in the mean" if content["in_mean"] else ""
         lines.append(f"The runs have no document in common, so there is no difference{mean}: {listed(others)}.")
-    if content["in_mean"] and (others := content["not_scored"]):
-        lines.append(f"The mean is over the tasks that all runs scored; others: {listed(others)}.")
+    if others := content["not_scored"]:
+        said = (
+            "The mean is over the tasks that all runs scored; others"
+            if content["in_mean"]
+            else "Not scored by all runs"
+        )
+        lines.append(f"{said}: {listed(others)}.")
+    by_line: dict[str, list[str]] = {}
+    for run, reasons in content["left_out"].items():
+        for line in left_out_lines(reasons):
+            by_line.setdefault(line, []).append(run)
+    lines += [f"{', '.join(runs)}: {line}" for line, runs in by_line.items()]
     return lines
 
 
 def _difference_figure(tasks: Mapping[str, Mapping[str, Any]]) -> Figure | None:
     """Of the tasks whose difference has an interval, in points; None without any."""
-    found = {task: each for task, each in tasks.items() if each["low"] is not None}
+    found = {task: each for task, each in tasks.items() if each["low"] is not None and math.isfinite(each["value"])}
     rows = [(100 * each["value"], 100 * each["low"], 100 * each["high"]) for each in found.values()]
     return differences(list(found), rows) if found else None
 
@@ -252,7 +256,7 @@ def _paper_cells(figures: Sequence[float | None]) -> list[str]:
 
 def _show_difference(found: Mapping[str, Any] | None, scored: int = 0) -> str:
     """A cell; with the number of its documents if that is below `scored`."""
-    if found is None:
+    if found is None or math.isnan(found["value"]):
         return "–"
     scale, digits, unit = (1, 4, f" {found['unit']}") if "unit" in found else (100, 2, "")
     interval = mark = ""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.command_line import whole_numbers
-from evaluation.files import prepare_output, write_output
+from evaluation.files import prepare_output, require_places, write_output
 from evaluation.model_folder import DTYPES, dtype_name
 from evaluation.suites.catalog import DEFAULT_LONG_LENGTHS, SUITE_NAMES, Suite, SuiteOptions, find_suites, find_tasks
 from evaluation.suites.data_sources import DataSource, HubSource, KeptSource, MirrorSource, PackageSource
@@ -190,6 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.output.exists() and not options.output.is_dir():
         raise InputError(f"--output {options.output} is a file; give a folder")
     prepare_output(options.output / "results.json")
+    require_places(_written(options.output, suites))
     if suites:
         _evaluate(options, suites, source)
     if (
@@ -199,6 +200,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         run_synthetic(options.output / "synthetic", device=options.device)
     return 0
+
+
+def _written(folder: Path, suites: Sequence[Suite]) -> list[Path]:
+    """Every file that an evaluation may write or remove besides results.json."""
+    cards = dict.fromkeys(card.name for suite in suites for card in suite.cards)
+    return [
+        *(folder / f"report.{kind}" for kind in ("md", "html")),
+        *(folder / "tasks" / f"{name}.json" for name in cards),
+        *(folder / "samples" / f"{name}.jsonl" for name in cards),
+        *(folder / "plots" / f"{suite.name}.png" for suite in suites),
+    ]
 
 
 def refuse_options_without_effect(options: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from evaluation.left_out import listed
 from evaluation.suites.task_card import ROW_HASH
 
 SETTINGS = {"limit": "limit of documents", "chat": "chat template", "fewshot_seed": "seed"}  # of results.json's config
@@ -77,11 +78,6 @@ def unlike_tasks(tasks: Sequence[str], records: Mapping[str, Mapping[str, Any]])
             answer = ", ".join(_by_run(key, values) for key, values in unlike.items())
             by_answer.setdefault(answer, []).append(task)
     return [f"**Not alike** in {answer}: {listed(names)}." for answer, names in by_answer.items()]
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first names of a list that may be long."""
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _facts(task: Mapping[str, Any]) -> dict[str, Any]:

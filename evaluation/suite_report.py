@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from evaluation.html_page import table, write_report
+from evaluation.left_out import left_out_lines, listed
 from evaluation.paper import SUITE_ROWS
-from evaluation.run_pairs import listed
 from evaluation.suite_plots import score_bars
 from evaluation.suite_scores import SuiteScore, TaskScore, suite_score
 
@@ -32,6 +32,8 @@ def show(score: TaskScore | None, value: float | None = None) -> str:
     if score is None:
         return "–"
     number = score.value if value is None else value
+    if math.isnan(number):
+        return "NaN"
     if math.isinf(number):
         return "∞"
     return f"{100 * number:.2f}" if score.is_share else f"{number:.4f}"
@@ -50,6 +52,7 @@ def write_suite_report(results: Mapping[str, Any], folder: Path) -> str:
     ]
     if model["limit"]:
         parts.append(f"With a limit of {model['limit']} documents these are checks of the machinery, not benchmarks.")
+    parts += left_out_lines(results["orthros"].get("left_out", {}))
     for name, score in scores.items():
         parts.append(_suite_section(results["orthros"]["suites"][name], score))
         if score.tasks and all(task.is_share for task in score.tasks):
@@ -62,6 +65,8 @@ def write_suite_report(results: Mapping[str, Any], folder: Path) -> str:
 
 
 def _suite_section(suite: Mapping[str, Any], score: SuiteScore) -> str:
+    if not score.tasks:
+        return "\n\n".join([f"## {suite['title']}", "Nothing of this suite was scored.", *_left_out(score)])
     rows = [
         [
             task.task,
@@ -85,6 +90,7 @@ def _suite_section(suite: Mapping[str, Any], score: SuiteScore) -> str:
     if paper is not None:
         lines.append(f"The rows marked paper are {paper.origin}.")
     lines += _left_out(score)
+    lines += not_finite_lines(score)
     cut = [f"{task.task} {task.truncated:,}" for task in score.tasks if task.truncated]
     if cut:
         lines.append(
@@ -93,6 +99,18 @@ def _suite_section(suite: Mapping[str, Any], score: SuiteScore) -> str:
     if suite["note"]:
         lines.append(suite["note"])
     return "\n\n".join(lines)
+
+
+def not_finite_lines(score: SuiteScore) -> list[str]:
+    """That some scores mean nothing, if the model gave no numbers to score by."""
+    broken = [f"{task.task} {task.not_finite:,}" for task in score.tasks if task.not_finite]
+    if not broken:
+        return []
+    return [
+        "**Requests whose log-likelihood is NaN or infinite, which makes the score meaningless**: "
+        + ", ".join(broken)
+        + "."
+    ]
 
 
 def _left_out(score: SuiteScore) -> list[str]:

@@ -22,6 +22,7 @@ class TaskScore:
         version: of the task.
         truncated: requests that did not fit into the model and lost the beginning of their context.
         higher_is_better: of the metric.
+        not_finite: requests whose log-likelihood is NaN or infinite, so that the value means nothing.
     """
 
     task: str
@@ -33,6 +34,7 @@ class TaskScore:
     version: str
     truncated: int
     higher_is_better: bool
+    not_finite: int = 0
 
     @property
     def is_share(self) -> bool:
@@ -84,6 +86,7 @@ def task_score(name: str, record: Mapping[str, Any]) -> TaskScore:
         version=record["task"]["version"],
         truncated=record["truncated"],
         higher_is_better=record["higher_is_better"],
+        not_finite=record.get("not_finite", 0),
     )
 
 
@@ -134,4 +137,5 @@ def grouped_score(group: str, scores: Sequence[TaskScore]) -> TaskScore:
         scores[0].version,
         sum(score.truncated for score in scores),
         scores[0].higher_is_better,
+        sum(score.not_finite for score in scores),
     )

@@ -82,16 +82,22 @@ class TaskRunner:
         stored = self._agreed(self._stored(card, key) if self._lm.rank == 0 else None)
         if stored is not None:
             return stored
-        before = dict(self._lm.truncated)
+        before = self._counts(card)
         output = self._evaluate(card)
         if self._any_rank_gave_up():
             raise GaveUpError(card.name)
-        gathered = self._lm.gather_object(self._lm.truncated[card.name] - before.get(card.name, 0))
+        counted = {name: count - before[name] for name, count in self._counts(card).items()}
+        gathered = self._lm.gather_object(counted)
         if output is None or gathered is None:
             return {}
-        record = self._record(card, metadata, output, sum(gathered)) | {"key": key, "samples": self._samples}
+        counts = {name: sum(of_rank[name] for of_rank in gathered) for name in counted}
+        record = self._record(card, metadata, output, counts) | {"key": key, "samples": self._samples}
         self._store(card, record, output["samples"][card.name])
         return record
+
+    def _counts(self, card: TaskCard) -> dict[str, int]:
+        """How many of a task's requests have so far been counted for a reason that the report states."""
+        return {"truncated": self._lm.truncated[card.name], "not_finite": self._lm.not_finite[card.name]}
 
     def _paths(self, card: TaskCard) -> tuple[Path, Path]:
         """Where a task's record and its samples are kept."""
@@ -160,7 +166,7 @@ class TaskRunner:
         return output
 
     def _record(
-        self, card: TaskCard, metadata: dict[str, Any], output: dict[str, Any], truncated: int
+        self, card: TaskCard, metadata: dict[str, Any], output: dict[str, Any], counts: Mapping[str, int]
     ) -> dict[str, Any]:
         results = output["results"][card.name]
         if card.metric not in results:
@@ -177,7 +183,7 @@ class TaskRunner:
             "results": results,
             "harness": harness,
             "documents": sorted(documents, key=lambda document: document["doc_id"]),
-            "truncated": truncated,
+            **counts,
             "higher_is_better": card.higher_is_better,
             "environment": self._environment,
             "task_hash": _task_hash(output["samples"][card.name]),
@@ -254,9 +260,11 @@ def _stored_record(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{path} is not JSON ({error}); remove it and run again") from error
+    if not isinstance(record, dict):
+        raise InputError(f"{path} is no record of a task; remove it and run again")
     same = record.get("key") == json.loads(json.dumps(key, default=str))
     return record if same else None
 
@@ -348,7 +356,8 @@ def _too_long(card: TaskCard, setting: TaskSetting) -> str | None:
     """Why a model of the setting's length cannot be asked, if it cannot."""
     if card.tokens is None or setting.max_length is None or card.tokens <= setting.max_length:
         return None
+    shorter = "ask for smaller --lengths, or " if card.name.startswith("long_") else ""
     return (
-        f"it takes {card.tokens:,} tokens, and the model reads {setting.max_length:,}; ask for smaller --lengths, or "
-        "evaluate a model with more positions"
+        f"it takes {card.tokens:,} tokens, and the model reads {setting.max_length:,}; {shorter}evaluate a model with "
+        "more positions"
     )

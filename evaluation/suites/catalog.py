@@ -110,6 +110,7 @@ def find_suites(names: Iterable[str], options: SuiteOptions) -> list[Suite]:
 def find_tasks(names: Iterable[str], options: SuiteOptions) -> list[TaskCard]:
     """The tasks of these names, each once, from any suite. Raises InputError, with the nearest names."""
     cards = {card.name: card for make in HARNESS_SUITES.values() for suite in make(options) for card in suite.cards}
+    cards[WIKITEXT.name] = WIKITEXT  # its suite leaves it out where texts are given
     chosen = []
     for name in dict.fromkeys(names):
         if name not in cards:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from evaluation.suites import data_sets
 from evaluation.suites.data_sets import DataSet
-from evaluation.suites.task_card import TaskCard, TaskSetting, make_task
+from evaluation.suites.task_card import DEFAULT_NEW_TOKENS, TaskCard, TaskSetting, make_task
 
 if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask
@@ -88,6 +88,7 @@ def harness_card(
     shot_split: str | None = None,
     adapt: Callable[[Any], Any] | None = None,
     weight_group: str | None = None,
+    tokens: int | None = None,
 ) -> TaskCard:
     """A card for a task of lm-eval's: `file` is its YAML file below lm_eval/tasks.
 
@@ -140,6 +141,7 @@ def harness_card(
         weight_group=weight_group,
         count=count,
         reads=reads,
+        tokens=tokens,
     )
 
 
@@ -225,6 +227,7 @@ GSM8K = harness_card(
     "3.0",
     shots=5,
     shot_split="train",
+    tokens=DEFAULT_NEW_TOKENS + 1,  # the answer, and one of the prompt
 )
 MMLU = tuple(
     harness_card(

@@ -255,7 +255,19 @@ def recall_card(name: str, task: RecallTask, data: DataSet, cut_length: int) -> 
 
     about = {"name": data.name, "hub": data.hub, "config": data.config, "license": data.license}
     prompt = " ".join((task.prompt.__doc__ or "").split())
-    return TaskCard(name, about, prompt, "contains,none", 0, VERSION, build, describe, count=count, reads=reads)
+    return TaskCard(
+        name,
+        about,
+        prompt,
+        "contains,none",
+        0,
+        VERSION,
+        build,
+        describe,
+        count=count,
+        reads=reads,
+        tokens=NEW_TOKENS + 1,
+    )
 
 
 def recall_cards(length: int) -> tuple[TaskCard, ...]:

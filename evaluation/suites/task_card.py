@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 ROW_HASH = "row_hash"  # field of a document: SHA-256 of the row it was made from, if the tokenizer had a part in that
 
+DEFAULT_NEW_TOKENS = 256  # of an answer, where a task does not say
+
 
 @dataclass(frozen=True)
 class TaskSetting:
@@ -61,7 +63,7 @@ class TaskCard:
         weight_group: tasks of one group count as one in the suite's mean (MMLU's subjects).
         count: how many documents there are without a limit; None: as many as `build` makes.
         reads: the data sets and splits that `build` reads.
-        tokens: that a model must be able to read for the task to mean something; None: any number.
+        tokens: that a model must be able to read, the answer included, for the task to be asked; None: any number.
     """
 
     name: str

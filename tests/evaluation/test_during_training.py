@@ -164,7 +164,9 @@ def test_data_out_of_reach_is_found_when_suites_are_opened(
         open_suites(SuitesSection(names=["commonsense"], **options), save_run_files)
 
 
-def test_a_run_goes_without_what_the_hub_does_not_give(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_goes_without_what_the_hub_does_not_give(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`skip_unavailable` leaves out what cannot be had; at its steps the run asks for it no more."""
     asked: list[str] = []
 
@@ -180,6 +182,12 @@ def test_a_run_goes_without_what_the_hub_does_not_give(monkeypatch: pytest.Monke
         open_suites(SuitesSection(names=["commonsense"]), save_run_files)
     section = SuitesSection(names=["commonsense", "long"], lengths=[257], skip_unavailable=True)
     scorer = open_suites(section, save_run_files)
+    said = capsys.readouterr().out
+    assert said.count("evaluation.suites: Not scored: long_single_257, long_multikey_257, long_multivalue_257, ") == 1
+    assert said.count("it takes 257 tokens") == 1
+    monkeypatch.setenv("RANK", "1")
+    open_suites(section, save_run_files)
+    assert capsys.readouterr().out == ""
     count = len(asked)
     found = scorer(tiny_orthros().float(), tmp_path / "out", lambda: False)
     assert found is not None

@@ -219,6 +219,17 @@ def test_a_repeated_request_is_counted_once(folder: Path) -> None:
     assert lm.truncated == {"task": 4}
 
 
+def test_answers_without_room_for_a_prompt_are_refused(folder: Path) -> None:
+    """A greater length is proposed only where the model has one."""
+    for lm, remedy in (
+        (both_arms(folder, max_length=16)[0], "16; set a greater --max-length or choose tasks"),
+        (both_arms(folder)[0], f"{both_arms(folder)[0].max_length}; choose tasks"),
+    ):
+        request = asked("generate_until", ("the", {"until": [], "max_gen_toks": lm.max_length}))
+        with pytest.raises(InputError, match=f"leave no room for a prompt within {remedy}"):
+            lm.generate_until(request)
+
+
 def test_the_model_type_is_known_to_the_harness() -> None:
     assert get_model("orthros") is OrthrosLM
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -457,6 +458,39 @@ def test_json_that_is_no_evaluation_is_refused(content: Any, tmp_path: Path) -> 
     (tmp_path / "results.json").write_text(json.dumps(content))
     with pytest.raises(InputError, match=r"was not written by python -m evaluation\.run"):
         report.main([str(tmp_path)])
+
+
+def no_change(content: dict[str, Any]) -> None:
+    """As it was written."""
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (no_change, None),
+        (lambda ours: ours["suites"].update(a={}), r"orthros\.suites\.a\.title: Field required"),
+        (lambda ours: ours["suites"]["commonsense"].pop("tasks"), r"suites\.commonsense\.tasks: Field required"),
+        (lambda ours: ours["suites"]["commonsense"].update(tasks=["a"]), r"suites\.commonsense\.tasks\.0: "),
+        (lambda ours: ours["records"].update(a=[]), r"orthros\.records\.a: "),
+        (lambda ours: ours["records"]["a"].pop("truncated"), r"records\.a\.truncated: Field required"),
+        (lambda ours: ours["records"]["a"]["task"].pop("metric"), r"records\.a\.task\.metric: Field required"),
+        (lambda ours: ours["records"]["a"]["documents"][0].pop("value"), r"a\.documents\.0\.value"),
+        (lambda ours: ours["records"]["a"]["results"].clear(), r"records\.a: .*is not there"),
+        (lambda ours: ours.update(left_out=[]), r"orthros\.left_out: "),
+    ],
+)
+def test_an_evaluation_that_lacks_a_part_is_refused(
+    change: Callable[[dict[str, Any]], Any], said: str | None, tmp_path: Path
+) -> None:
+    content = results({"a": record([1.0])})
+    change(content["orthros"])
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(content))
+    if said is None:
+        assert report.main([str(path)]) == 0
+        return
+    with pytest.raises(InputError, match=rf"bad\.json is not as python -m evaluation\.run writes it: .*{said}"):
+        report.main([str(path)])
 
 
 def test_what_cannot_be_compared(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable
@@ -30,7 +31,7 @@ from orthros_train.errors import InputError
 from orthros_train.training.run_folder import git_commit
 from tests.distributed import run_distributed
 from tests.evaluation.test_data_sources import PIQA_ROWS, Rows
-from tests.evaluation.tiny_models import save_llama, save_merging_tokenizer, save_orthros
+from tests.evaluation.tiny_models import save_llama, save_merging_tokenizer, save_orthros, tiny_orthros
 from tools.mirror_datasets import mirror
 
 PAGE = {"page": " = Title = \n\n The cat , it sat . \n"}
@@ -425,6 +426,65 @@ def test_generated_long_texts(long_model: Path, data: Path, tmp_path: Path) -> N
     assert "the scores are not RULER's" in (tmp_path / "report.md").read_text()
 
 
+def test_what_was_left_out_is_told_with_its_reason(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, for all tasks that it holds for; a suite without scores has neither table nor plot."""
+    arguments = ("--suite", "long", "--lengths", "300", "--tasks", "piqa", "--limit", "1")
+    evaluate(model, data, tmp_path / "out", *arguments)
+    said = "Not scored: long_single_300, long_multikey_300, long_multivalue_300, long_multiquery_300: it takes "
+    text = (tmp_path / "out" / "report.md").read_text()
+    for place in (text, capsys.readouterr().out):
+        assert place.count(said) == 1
+        assert place.count("it takes 300 tokens, and the model reads 256") == 1
+    section = text[text.index("## Long contexts, 300 tokens") : text.index("## Single tasks")]
+    assert "Nothing of this suite was scored.\n\nLeft out: long_single_300" in section
+    assert "|" not in section
+    assert [plot.name for plot in (tmp_path / "out" / "plots").iterdir()] == ["tasks.png"]
+    assert report.main([str(tmp_path / "out"), "--output", str(tmp_path / "compared")]) == 0
+    compared = (tmp_path / "compared" / "comparison.md").read_text()
+    assert "Nothing was scored.\n\nNot scored by all runs: long_multikey_300" in compared
+    assert f"out: {said}" in compared
+    assert [plot.name for plot in (tmp_path / "compared" / "plots").iterdir()] == ["tasks-scores.png"]
+
+
+def test_what_a_model_is_too_short_for_does_not_end_the_evaluation(model: Path, data: Path, tmp_path: Path) -> None:
+    """GSM8K's answers are as long as this model's positions."""
+    results = evaluate(model, data, tmp_path / "out", "--tasks", "piqa,gsm8k", "--limit", "1")
+    assert set(results["results"]) == {"piqa"}
+    reason = "it takes 257 tokens, and the model reads 256; evaluate a model with more positions"
+    assert results["orthros"]["left_out"] == {"gsm8k": reason}
+    with pytest.raises(InputError, match="no task is left: recall_fda_512: it takes 49 tokens, and the model reads 48"):
+        evaluate(model, data, tmp_path / "out", "--tasks", "recall_fda_512", "--max-length", "48")
+    short = ("--tasks", "recall_fda_512", "--max-length", "49", "--limit", "1")
+    assert set(evaluate(model, data, tmp_path / "out", *short)["results"]) == {"recall_fda_512"}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of NaN
+def test_a_model_that_gives_no_numbers_is_reported_so(
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tiny_orthros().float()
+    with torch.no_grad():
+        broken.lm_head.weight.fill_(math.nan)
+    place = Path(shutil.copytree(model, tmp_path / "nan"))
+    broken.save_pretrained(place)
+    results = evaluate(place, data, tmp_path / "broken", "--tasks", "piqa,wikitext")
+    assert [record["not_finite"] for record in results["orthros"]["records"].values()] == [12, 2]
+    said = "which makes the score meaningless**: piqa 12, wikitext 2."
+    assert said in (tmp_path / "broken" / "report.md").read_text()
+    assert said in capsys.readouterr().out
+    results = evaluate(model, data, tmp_path / "whole", "--tasks", "piqa,wikitext")
+    assert [record["not_finite"] for record in results["orthros"]["records"].values()] == [0, 0]
+    assert "meaningless" not in (tmp_path / "whole" / "report.md").read_text()
+    capsys.readouterr()
+    assert report.main([str(tmp_path / "whole"), str(tmp_path / "broken"), "--output", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    assert "broken: **Requests whose log-likelihood is NaN or infinite" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("| wikitext |")]
+    assert row.endswith("| NaN | – |")
+
+
 def test_a_llama_folder_goes_through_the_same_command(data: Path, tmp_path: Path) -> None:
     llama = save_llama(tmp_path / "llama")
     results = evaluate(llama, data, tmp_path / "t", "--tasks", "piqa")
@@ -519,6 +579,15 @@ def test_single_tasks_make_use_of_their_suites_options(
     assert evaluate(long_model, data, tmp_path / "b", *long)["n-samples"]["long_single_600"]["original"] == 2
 
 
+def test_wikitext_is_known_besides_texts(tmp_path: Path) -> None:
+    text = tmp_path / "book.txt"
+    text.write_text("the cat sat on the mat", encoding="utf-8")
+    cards = find_tasks(["wikitext", "text_book"], SuiteOptions(texts=[text]))
+    assert [card.name for card in cards] == ["wikitext", "text_book"]
+    (suite,) = find_suites(["perplexity"], SuiteOptions(texts=[text]))
+    assert [card.name for card in suite.cards] == ["text_book"]
+
+
 def test_sinks_without_a_window_are_refused(data: Path, tmp_path: Path) -> None:
     llama = save_llama(tmp_path / "llama")
     with pytest.raises(InputError, match="--base-sinks 2 has no effect without --base-window"):
@@ -556,6 +625,38 @@ def test_a_place_that_cannot_be_written_is_found_before_the_model_is_read(place:
     output = tmp_path / place  # an absolute place stays itself
     with pytest.raises(InputError, match=r"cannot (write into|make) the folder"):
         run.main(["--model", "absent", "--tasks", "piqa", "--output", str(output)])
+
+
+@pytest.mark.parametrize(
+    ("place", "is_folder"),
+    [
+        ("tasks", False),
+        ("samples", False),
+        ("plots", False),
+        ("tasks/piqa.json", True),
+        ("samples/piqa.jsonl", True),
+        ("plots/tasks.png", True),
+        ("report.md", True),
+        ("report.html", True),
+    ],
+)
+def test_what_stands_in_the_outputs_way_is_found_before_the_model_is_read(
+    place: str, is_folder: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "out" / place
+    path.parent.mkdir(parents=True)
+    path.mkdir() if is_folder else path.write_text("")
+    said = f"{place} is a {'folder' if is_folder else 'file'}, where a .* remove it, or give another --output"
+    with pytest.raises(InputError, match=said):
+        run.main(["--model", "absent", "--tasks", "piqa", "--output", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize(("content", "said"), [("[]", "is no record of a task"), ("{", "is not JSON")])
+def test_a_record_that_is_none_is_refused(content: str, said: str, model: Path, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "piqa.json").write_text(content)
+    with pytest.raises(InputError, match=rf"piqa\.json {said}.*; remove it and run again"):
+        evaluate(model, data, tmp_path, "--tasks", "piqa")
 
 
 @pytest.mark.parametrize("names", [("a/book.txt", "b/book.txt"), ("a/The Book.txt", "a/the-book.md"), ("a/b.txt",) * 2])
