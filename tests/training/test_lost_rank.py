@@ -30,12 +30,12 @@ MOMENTS: dict[str, tuple[Any, str, int, int, int, str]] = {
     # whose n-th call, the signal that comes before it, to which rank, and after what that is
     "loading": (PretrainingData, "__init__", 1, signal.SIGKILL, 1, "while it started"),
     "between steps": (loop, "_one_step", 3, signal.SIGKILL, 0, "after step 2"),
-    "a forward": (PlainEngine, "_forward", 6, signal.SIGKILL, 1, "after step 2"),
+    "a forward": (PlainEngine, "_loss", 6, signal.SIGKILL, 1, "after step 2"),
     "saving": (checkpoints, "save_state", 1, signal.SIGKILL, 1, "after step 3"),
-    "stuck in a forward": (PlainEngine, "_forward", 6, signal.SIGSTOP, 1, "after step 2"),
+    "stuck in a forward": (PlainEngine, "_loss", 6, signal.SIGSTOP, 1, "after step 2"),
     "a stage": (PipelineEngine, "step", 3, signal.SIGKILL, 1, "after step 2"),
     "a stuck stage": (PipelineEngine, "step", 3, signal.SIGSTOP, 1, "after step 2"),
-    "stuck on the tensor axis": (PlainEngine, "_forward", 9, signal.SIGSTOP, 1, "after step 2"),
+    "stuck on the tensor axis": (PlainEngine, "_loss", 9, signal.SIGSTOP, 1, "after step 2"),
 }
 LAYOUTS = {
     "a stage": {"parallel__pipeline": 2},
