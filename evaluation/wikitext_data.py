@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from evaluation.hub import silence_retries
 from orthros_train.data.output_folder import finished_folder
 from orthros_train.data.storage import sha256_file
 from orthros_train.errors import InputError
@@ -45,6 +46,7 @@ def hub_lines(split: str) -> tuple[list[str], str]:
     """A split's lines from the hub, and where they came from. Raises InputError, saying what to place where."""
     import datasets  # noqa: PLC0415
 
+    silence_retries()
     try:
         rows = datasets.load_dataset(REPOSITORY, CONFIG, split=split, revision=REVISION)
     except Exception as error:  # the library and its readers raise many kinds
