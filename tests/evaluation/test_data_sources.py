@@ -157,7 +157,7 @@ class TransportError(Exception):
     ],
 )
 def test_a_hub_out_of_reach_is_asked_once(failure: Exception, is_down: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the cache alone is read, and the reason stays the first one; a data set that is not there is no such case."""
+    """Then the cache alone is read, and the reason stays the first one; one that is not there is no such case."""
     was_offline: list[bool] = []
 
     def load(*_: Any, **__: Any) -> Dataset:
