@@ -67,9 +67,17 @@ def local_lines(folder: Path) -> Reader:
             raise InputError(f"{path} is missing; {place_hint(folder)}")
         try:
             column = parquet.read_table(path, columns=["text"]).column("text")
-        except (pyarrow.ArrowException, KeyError) as error:
-            raise InputError(f"{path} cannot be read as WikiText's parquet ({error}); {place_hint(folder)}") from error
-        return column.to_pylist(), f"file with SHA-256 {sha256_file(path)}"
+            if not pyarrow.types.is_string(column.type) and not pyarrow.types.is_large_string(column.type):
+                raise pyarrow.ArrowTypeError(f"its column text holds {column.type}, not strings")
+            if column.null_count:
+                raise pyarrow.ArrowInvalid(f"its column text lacks {column.null_count:,} of {len(column):,} values")
+            lines = column.to_pylist()
+        except (pyarrow.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
+            problem = " ".join(str(error).split())  # Arrow's messages may have several lines
+            raise InputError(
+                f"{path} cannot be read as WikiText's parquet ({problem}); {place_hint(folder)}"
+            ) from error
+        return lines, f"file with SHA-256 {sha256_file(path)}"
 
     return read
 
