@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from orthros_train.errors import InputError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 def prefix_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The context of a text that has none: BOS, or EOS where the tokenizer has no BOS."""
+    """The context of a text that has none: BOS, or EOS where the tokenizer has no BOS.
+
+    Raises InputError for a tokenizer without both.
+    """
     token = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    if token is None:
+        raise InputError(
+            f"the tokenizer of {tokenizer.name_or_path} names neither BOS nor EOS; set eos_token in its "
+            "tokenizer_config.json"
+        )
     return int(token)
 
 

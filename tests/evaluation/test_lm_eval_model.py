@@ -12,7 +12,7 @@ import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from lm_eval.models.huggingface import HFLM
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from evaluation import lm_eval_model
 from evaluation.generation import continue_prompts
@@ -204,6 +204,13 @@ def test_an_automatic_batch_of_prompts_that_does_not_fit_is_halved(folder: Path,
     assert lm.truncated == {"task": 1}
     with pytest.raises(InputError, match=r"out of memory with 5 prompt\(s\).*4 new ones; use a smaller --batch-size"):
         OrthrosLM(evaluated, batch_size=5).generate_until(requests)
+
+
+def test_a_tokenizer_without_bos_and_eos_is_refused(folder: Path) -> None:
+    (lm, _) = both_arms(folder)
+    lm.tokenizer = PreTrainedTokenizerFast(tokenizer_object=lm.tokenizer.backend_tokenizer)
+    with pytest.raises(InputError, match="names neither BOS nor EOS; set eos_token"):
+        lm.loglikelihood(asked("loglikelihood", ("the", " cat")))
 
 
 def test_a_repeated_request_is_counted_once(folder: Path) -> None:
