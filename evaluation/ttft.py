@@ -82,7 +82,7 @@ def _dtype(options: argparse.Namespace) -> str:
 def _named_config(options: argparse.Namespace) -> OrthrosConfig:
     if options.config is not None:
         return recipe_config(options.config)
-    from evaluation.model_folder import read_config  # noqa: PLC0415
+    from evaluation.model_folder import loading_errors, read_config  # noqa: PLC0415
     from orthros_train.conversion.from_llama import OrthrosForm  # noqa: PLC0415
     from orthros_train.conversion.source_config import read_source_config  # noqa: PLC0415
     from orthros_train.model import OrthrosConfig  # noqa: PLC0415
@@ -92,7 +92,8 @@ def _named_config(options: argparse.Namespace) -> OrthrosConfig:
     path = folder / "config.json"
     if path.is_file() and '"orthros"' in path.read_text(encoding="utf-8", errors="replace"):
         read_config(folder)
-        return OrthrosConfig.from_pretrained(folder)
+        with loading_errors(folder, options.device):
+            return OrthrosConfig.from_pretrained(folder)
     architecture = "transformer" if options.base_window is None else "orthros"
     form = OrthrosForm(options.base_window, architecture=architecture)
     return build_config({**read_source_config(folder).orthros_values(), **form.values()}, str(path))
@@ -329,6 +330,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.peak_of:
         print(json.dumps({"peak_memory_gib": peak_memory(options)}))
         return 0
+    if options.output.suffix in (".md", ".html"):
+        raise InputError(f"{options.output} is the JSON file, with a report of its name beside it; call it .json")
     prepare_output(options.output)
     results = measure(options, command)
     write_output(options.output, json.dumps(results, indent=1) + "\n")

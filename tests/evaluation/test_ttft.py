@@ -184,3 +184,13 @@ def test_the_command_with_its_children(tmp_path: Path) -> None:
     assert ttft.main(options("--model", str(model), "--prompt-lengths", "4000", "--output", str(output))) == 0
     results = json.loads(output.read_text())
     assert all(record["peak_memory_gib"] > 0 for record in results["records"])
+
+
+def test_an_output_or_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    folder = save_orthros(tmp_path / "model")
+    with pytest.raises(InputError, match=r"t\.md is the JSON file"):
+        ttft.main(["--model", str(folder), "--output", str(tmp_path / "t.md"), "--prompt-lengths", "8"])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": "abc"}))
+    with pytest.raises(InputError, match=f"cannot load the model in {folder}"):
+        ttft.main(["--model", str(folder), "--output", str(tmp_path / "t.json"), "--prompt-lengths", "8"])
