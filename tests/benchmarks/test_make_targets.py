@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shlex
 import shutil
@@ -14,9 +15,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+def dry_run(target: str) -> subprocess.CompletedProcess[str]:
+    """`make -n TARGET` as from a shell, though the tests themselves run under `make test`."""
+    shell = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(["make", "-n", target], cwd=ROOT, env=shell, capture_output=True, text=True, check=False)
+
+
 def benchmark_commands(target: str) -> list[tuple[str, list[str]]]:
     """Module and arguments of every benchmark that `make TARGET` would run."""
-    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = dry_run(target)
+    assert done.returncode == 0, done.stderr
     found = []
     for line in done.stdout.replace("\\\n", " ").splitlines():
         match = re.search(r"python (?:benchmarks/(?!record_evidence)(\w+)\.py|-m (evaluation\.ttft)) (.*)", line)
@@ -48,7 +56,7 @@ def test_benchmarks_have_their_options(target: str, count: int, some: list[str])
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.parametrize("target", ["evidence-performance-nonsense", "evidence-nonsense"])
 def test_evidence_of_nothing_is_no_target(target: str) -> None:
-    done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = dry_run(target)
     assert done.returncode == 2
     assert f"No rule to make target '{target}'" in done.stderr
     assert not done.stdout
@@ -61,7 +69,7 @@ def test_a_part_of_the_evidence_can_be_made_by_itself() -> None:
         ("evidence-training", "tests/training -m evidence"),
         ("evidence-readme", "tests/test_readme.py -m evidence"),
     ):
-        done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True)
+        done = dry_run(target)
         assert done.stdout.count(command) == 1
 
 
