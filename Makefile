@@ -84,7 +84,7 @@ evidence-base-stream-memory: $(DEVELOPMENT)
 	$(RUN) benchmarks/record_evidence.py base_stream_memory -- \
 	  $(RUN) benchmarks/base_stream_memory.py --output docs/evidence/base_stream_memory.json
 
-# The figures that docs/performance.md watches, for a machine that does nothing else: most of an hour on 2 cores
+# The figures that docs/performance.md watches, for a machine that does nothing else
 PERFORMANCE := prefill long_prefill training_step training_memory logits_memory decode scoring_speed data_loading startup
 performance_prefill = prefill.py --lengths 1024,4096,16384,32768 --repeats 5
 performance_long_prefill = prefill.py --arms orthros --lengths 32768,65536,131072 --peak-memory

@@ -111,7 +111,7 @@ def measure(options: argparse.Namespace, configs: Mapping[str, OrthrosConfig]) -
             here[arm] = timed(case, seconds[case], flops_of(arm, configs, length), arm=arm, length=length)
             if arm in shorter:
                 here[arm]["growth"] = here[arm]["seconds"] / shorter[arm]["seconds"]
-                here[arm]["all_growth"] = quotients(here[arm], shorter[arm])
+                here[arm]["all_growth"] = quotients(here[arm]["all_seconds"], shorter[arm]["all_seconds"])
         set_against(here)
         shorter = here
         records += here.values()
@@ -125,8 +125,11 @@ def measure(options: argparse.Namespace, configs: Mapping[str, OrthrosConfig]) -
 
 def cache_mib(config: OrthrosConfig, length: int, dtype: str) -> float:
     """MiB of the keys and values of `length` tokens in all layers."""
-    _, kv_heads, head_dim = config.head_shape
-    return config.num_hidden_layers * 2 * kv_heads * head_dim * length * {"fp32": 4, "bf16": 2}[dtype] / 2**20
+    from evaluation.benchmarking.peak_memory import MIB  # noqa: PLC0415
+    from evaluation.model_folder import torch_dtype  # noqa: PLC0415
+    from orthros_train.model.kv_cache import bytes_per_token  # noqa: PLC0415
+
+    return length * bytes_per_token(config, torch_dtype(dtype)) / MIB
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

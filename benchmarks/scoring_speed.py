@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.arm_times import times
-from evaluation.benchmarking.result import Record, Result
+from evaluation.benchmarking.result import Record, Result, quotients
 from evaluation.command_line import non_negative_number
 from evaluation.model_folder import load_folder_tokenizer, loading_errors, torch_device
 from evaluation.scoring_plan import Request, plan_families
@@ -138,8 +138,8 @@ def time_set(
     records = []
     for arm in ARMS:
         flops = full if arm == "hf" else plan_flops(models[arm].model.config, pairs, share=True)
-        speedups, processor_speedups = (_quotients(each["hf"], each[arm]) for each in (wall, processor))
-        over_peer, limit = _quotients(wall[arm], wall["hf"]), full / flops
+        speedups, processor_speedups = (quotients(each["hf"], each[arm]) for each in (wall, processor))
+        over_peer, limit = quotients(wall[arm], wall["hf"]), full / flops
         records.append(
             {
                 "case": f"{name} {arm}",
@@ -165,11 +165,6 @@ def time_set(
             }
         )
     return records
-
-
-def _quotients(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    """Round by round."""
-    return [a / b for a, b in zip(above, below, strict=True)]
 
 
 def _summed_up(figure: str, values: Sequence[float]) -> dict[str, Any]:

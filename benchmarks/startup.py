@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from evaluation.benchmarking.result import Record, Result, counted_calls, timed
+from evaluation.benchmarking.result import Record, Result, counted_calls, quotients, timed
 from evaluation.command_line import non_negative_number
 from orthros_train.command_line import CommandParser, positive_int, run_command
 from orthros_train.errors import InputError
@@ -84,7 +84,7 @@ def measure(options: argparse.Namespace) -> list[Record]:
         records[name] = timed(name, seconds, processor_seconds=statistics.median(own), all_processor_seconds=own)
         if name in IMPORTS and PEER in records:
             records[name]["over_peer"] = records[name]["seconds"] / records[PEER]["seconds"]
-            records[name]["all_over_peer"] = [a / b for a, b in zip(seconds, found[PEER], strict=True)]
+            records[name]["all_over_peer"] = quotients(seconds, found[PEER])
     return list(records.values())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def weights_fingerprint(model: torch.nn.Module) -> str:
 
 def config_fingerprint(config: Any) -> str:
     """SHA-256 over a model's configuration: what no weight shows, such as rope_theta and rms_norm_eps."""
-    return _of_json({key: value for key, value in config.to_dict().items() if key not in UNSCORED})
+    return json_fingerprint({key: value for key, value in config.to_dict().items() if key not in UNSCORED})
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -37,7 +38,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
         definition: dict[str, Any] = {"class": type(tokenizer).__qualname__, "vocabulary": tokenizer.get_vocab()}
     else:
         definition = {key: part for key, part in json.loads(backend.to_str()).items() if key not in STATE}
-    return _of_json(
+    return json_fingerprint(
         {
             "definition": definition,
             "special_tokens": tokenizer.special_tokens_map,
@@ -48,5 +49,6 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     )
 
 
-def _of_json(content: dict[str, Any]) -> str:
+def json_fingerprint(content: Mapping[str, Any]) -> str:
+    """SHA-256 over JSON, whatever the order of its keys; what JSON does not know counts as its text."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

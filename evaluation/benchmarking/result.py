@@ -110,18 +110,18 @@ def set_against(records: Mapping[str, Record]) -> None:
     for record in records.values():
         if base is not None:
             record["speedup"] = base["seconds"] / record["seconds"]
-            record["all_speedup"] = quotients(base, record)
+            record["all_speedup"] = quotients(base["all_seconds"], record["all_seconds"])
             record["flop_ratio"] = base["flops"] / record["flops"]
             record["share"] = record["speedup"] / record["flop_ratio"]
             record["all_share"] = [speedup / record["flop_ratio"] for speedup in record["all_speedup"]]
         if peer is not None:
             record["over_peer"] = record["seconds"] / peer["seconds"]
-            record["all_over_peer"] = quotients(record, peer)
+            record["all_over_peer"] = quotients(record["all_seconds"], peer["all_seconds"])
 
 
-def quotients(over: Record, under: Record) -> list[float]:
+def quotients(over: Sequence[float], under: Sequence[float]) -> list[float]:
     """Time over time, round by round."""
-    return [a / b for a, b in zip(over["all_seconds"], under["all_seconds"], strict=True)]
+    return [a / b for a, b in zip(over, under, strict=True)]
 
 
 @contextmanager

@@ -13,13 +13,12 @@ the cut depends on the answer.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from evaluation.fingerprints import json_fingerprint
 from evaluation.suites import data_sets
 from evaluation.suites.data_sets import DataSet
 from evaluation.suites.task_card import ROW_HASH, TaskCard, TaskSetting, make_task
@@ -202,11 +201,6 @@ DROP = RecallTask(drop_prompt, "context", None, "answers")
 NQ = RecallTask(nq_prompt, "context", ("answers",), "answers")
 
 
-def _row_hash(document: Document) -> str:
-    """Of a document before its cut, which depends on the tokenizer: runs of two models are paired by it."""
-    return hashlib.sha256(json.dumps(document, sort_keys=True, default=str).encode()).hexdigest()
-
-
 def recall_card(name: str, task: RecallTask, data: DataSet, cut_length: int) -> TaskCard:
     """A card whose documents are cut to `cut_length` tokens; a limit counts those that can be."""
     split = data.splits[0]
@@ -223,7 +217,8 @@ def recall_card(name: str, task: RecallTask, data: DataSet, cut_length: int) -> 
             )
         chosen = documents[: setting.limit]
         tokenizer: Any = setting.tokenizer
-        cut = [{**task.cut(each, tokenizer, cut_length), ROW_HASH: _row_hash(each)} for each in chosen]
+        # the cut depends on the tokenizer: runs of two models are paired by what a row was before it
+        cut = [{**task.cut(each, tokenizer, cut_length), ROW_HASH: json_fingerprint(each)} for each in chosen]
         return make_task(
             {
                 "task": name,
