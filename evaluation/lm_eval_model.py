@@ -10,6 +10,7 @@ truncation is from the left.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -113,6 +114,24 @@ class OrthrosLM(TemplateLM):
         self.not_finite: Counter[str] = Counter()  # requests of each task whose log-likelihood is no finite number
         self._asked: Sequence[Instance] = ()  # the requests at hand
         self._counted: set[tuple[int, int]] = set()  # ids of a counter and of a request that is in it
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> OrthrosLM:
+        """From --model_args, which win over the harness's own options. Raises InputError for one that is none."""
+        known = set(inspect.signature(cls).parameters) - {"give_up"}
+        if unknown := sorted(arg_dict.keys() - known):
+            raise InputError(f"--model_args {', '.join(unknown)}: not known; there are {', '.join(sorted(known))}")
+        if "pretrained" not in arg_dict:
+            raise InputError("--model_args names no model; give pretrained=DIR")
+        given = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        return cls(**{**given, **arg_dict})
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> OrthrosLM:
+        """As `create_from_arg_obj`, from `name=value,name=value`."""
+        return cls.create_from_arg_obj(utils.simple_parse_args_string(arg_string), additional_config)
 
     def _checked_length(self, max_length: int | None) -> int:
         positions = int(self.model.config.max_position_embeddings)

@@ -61,8 +61,8 @@ class BatchLimit:
 
     @classmethod
     def of(cls, batch_size: int | str, model: OrthrosForCausalLM) -> BatchLimit:
-        """From a number of rows, or "auto". Raises InputError for anything else."""
-        if batch_size == "auto":
+        """From a number of rows, or "auto", which lm-eval may spell "auto:N". Raises InputError for anything else."""
+        if str(batch_size).partition(":")[0] == "auto":
             on_gpu = model.device.type == "cuda"
             cached_bytes = CUDA_CACHED_BYTES if on_gpu else CPU_CACHED_BYTES
             return cls(

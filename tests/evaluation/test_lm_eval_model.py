@@ -206,6 +206,26 @@ def test_an_automatic_batch_of_prompts_that_does_not_fit_is_halved(folder: Path,
         OrthrosLM(evaluated, batch_size=5).generate_until(requests)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("pretrained={},nonsense=1,dytpe=bf16", "--model_args dytpe, nonsense: not known; there are add_bos_token, "),
+        ("pretrained={},give_up=1", "--model_args give_up: not known"),
+        ("dtype=bf16", "names no model; give pretrained=DIR"),
+    ],
+)
+def test_arguments_of_the_harness_command_line_that_are_none(folder: Path, arguments: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        OrthrosLM.create_from_arg_string(arguments.format(folder), {"batch_size": 1, "device": "cpu"})
+
+
+def test_arguments_of_the_model_win_over_the_harness_options(folder: Path) -> None:
+    given = {"pretrained": str(folder), "batch_size": "auto:4", "device": "cpu"}
+    lm = OrthrosLM.create_from_arg_obj(given, {"batch_size": 1, "device": "cuda:0", "max_batch_size": None})
+    assert (lm.batch_size, lm.model.device.type) == ("auto:4", "cpu")
+    assert lm.loglikelihood(asked("loglikelihood", ("the", " cat")))[0][0] < 0
+
+
 def test_a_tokenizer_without_bos_and_eos_is_refused(folder: Path) -> None:
     (lm, _) = both_arms(folder)
     lm.tokenizer = PreTrainedTokenizerFast(tokenizer_object=lm.tokenizer.backend_tokenizer)
